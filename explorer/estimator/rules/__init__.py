@@ -1,0 +1,1 @@
+"""DeepSpeed's rules, one file per wrapper class."""

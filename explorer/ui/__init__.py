@@ -1,0 +1,1 @@
+"""The interactive page: state without widgets, charts without state, and the widgets that join them."""
