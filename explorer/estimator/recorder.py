@@ -1,0 +1,225 @@
+"""Make a tape: the real Hugging Face model, on the meta device, at a few sizes (torch; runs in a forked worker).
+
+Deep models are recorded with four units of each repeated list of layers (first, two middle ones, last); the compiler checks
+that the middle ones agree before it writes a loop. Shapes are small: on the meta device only their expressions matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from explorer.catalog import Model, find_model
+from explorer.errors import CouldNotRun
+from explorer.estimator.compiler import Basis, Compiler, Irregular, SizeTable, basis, compile_events
+from explorer.estimator.tape import Key, Layers, Tape
+from explorer.setup import Setup
+
+Emit = Callable[[dict[str, Any]], None]
+
+
+def record(argument: Mapping[str, Any], emit: Emit) -> dict[str, Any]:
+    """Worker entry: `argument` has "job" (a job file's content) and "key" (the fields of a Key); returns the tape as JSON."""
+    key = Key(**{**argument["key"], "trainable": tuple(argument["key"]["trainable"])})
+    return make_tape(Setup.from_job(argument["job"]), key).to_json()
+
+
+def make_tape(setup: Setup, key: Key) -> Tape:
+    """The tape of a setup's model under `key`. Raises CouldNotRun where the model's forward cannot be followed."""
+    model = find_model(setup.model)
+    try:
+        return _Recording(setup, model, key, whole=False).tape()
+    except Irregular:
+        pass
+    try:
+        return _Recording(setup, model, key, whole=True).tape()
+    except Irregular as error:
+        raise CouldNotRun(f"{model.name} cannot be written as a tape: {error}; the probe measures it") from None
+
+
+class _Recording:
+    """One attempt at one tape."""
+
+    def __init__(self, setup: Setup, model: Model, key: Key, *, whole: bool) -> None:
+        self.setup, self.model, self.key, self.whole = setup, model, key, whole
+        self.built: dict[int, tuple[Any, tuple[Layers, ...]]] = {}
+
+    def tape(self) -> Tape:
+        import torch
+        import transformers
+
+        torch.set_num_threads(1)
+        basis_ = self._basis()
+        traces = [self._trace(basis_, point) for point in basis_.points]
+        table = SizeTable(basis_)
+        first = dict(zip(basis_.variables, basis_.points[0], strict=True))
+        _, layers = self._model(first.get("patches", 0))
+        segments, program = compile_events([t.events for t in traces], traces[0].categories, table, layers)
+        batch = self._batch_rows(basis_, table)
+        modules, direct, parameters, buffers_bytes = self._inventory()
+        import numpy as np
+
+        return Tape(
+            key=self.key.text,
+            versions={"torch": torch.__version__.split("+")[0], "transformers": transformers.__version__},
+            variables=basis_.variables,
+            exponents=basis_.exponents,
+            table=np.array(table.table),
+            lengths=np.array(table.lengths),
+            rounding=np.array(table.rounding, dtype=np.int64),
+            parameters=parameters,
+            buffers_bytes=buffers_bytes,
+            modules=modules,
+            direct=direct,
+            layers=layers,
+            segments=segments,
+            program=program,
+            batch=batch,
+            window=sliding_window(self.model),
+        )
+
+    # --- sizes to trace at
+
+    def _basis(self) -> Basis:
+        values: dict[str, tuple[int, ...]] = {}
+        contrastive = self.model.task == "contrastive"
+        if not self.key.one_sample:
+            values["batch"] = (2, 3, 5, 7) if contrastive else (2, 3, 5)
+        if "sequence" in self.model.axes:
+            values["sequence"] = self._lengths((32, 48, 80, 128), self.model.sequence_limit)
+        if "target_sequence" in self.model.axes:
+            values["target_sequence"] = self._lengths((16, 24, 40, 56), self.model.target_sequence_limit)
+        if "image_size" in self.model.axes:
+            values["patches"] = (4, 9, 16, 25)
+        return basis(values, squares_of_batch=contrastive)
+
+    def _lengths(self, usual: tuple[int, ...], limit: int | None) -> tuple[int, ...]:
+        start = (sliding_window(self.model) or 0) if self.key.beyond_window else 0
+        if limit is not None and start + usual[-1] > limit:
+            return tuple(start + max(2, (limit - start) * k // 5) for k in (1, 2, 3, 5))
+        return tuple(start + n for n in usual)
+
+    # --- one trace
+
+    def _trace(self, basis_: Basis, point: tuple[int, ...]) -> Any:
+        import torch
+
+        from explorer.estimator.trace import record as record_trace
+        from explorer.workload import make_batch
+
+        at = dict(zip(basis_.variables, point, strict=True))
+        setup = self._setup(at)
+        model, _ = self._model(at.get("patches", 0))
+        batch = make_batch(self.model, setup, device="meta", dtype=getattr(torch, DTYPES[self.key.dtype]))
+        forced = "flash" if self.key.attention == "flash_attention_2" else None
+        return record_trace(model, batch, self.key.generation, forced)
+
+    def _setup(self, at: Mapping[str, int]) -> Setup:
+        changes: dict[str, Any] = {"micro_batch": at.get("batch", 1), "deepspeed": {}}
+        changes |= {name: at[name] for name in ("sequence", "target_sequence") if name in at}
+        if at.get("patches"):
+            changes["image_size"] = round(at["patches"] ** 0.5) * self.model.patch_size
+        if self.key.attention == "flash_attention_2":
+            changes["attention"] = "sdpa"
+        return self.setup.replace(**changes)
+
+    def _model(self, patches: int) -> tuple[Any, tuple[Layers, ...]]:
+        """The model with its layers thinned out, and what was thinned; one per image size."""
+        if patches not in self.built:
+            model = self._full(patches)
+            layers = () if self.whole else thin_out(model)
+            self.built[patches] = model, layers
+        return self.built[patches]
+
+    def _full(self, patches: int) -> Any:
+        import torch
+
+        from explorer.workload import build_model
+
+        return build_model(self.model, self._setup({"patches": patches}), device="meta", dtype=getattr(torch, DTYPES[self.key.dtype]))
+
+    def _batch_rows(self, basis_: Basis, table: SizeTable) -> tuple[int, ...]:
+        import torch
+
+        from explorer.workload import make_batch
+
+        sizes = []
+        for point in basis_.points:
+            setup = self._setup(dict(zip(basis_.variables, point, strict=True)))
+            batch = make_batch(self.model, setup, device="meta", dtype=getattr(torch, DTYPES[self.key.dtype]))
+            storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in batch.values() if isinstance(t, torch.Tensor)}
+            sizes.append(list(storages.values()))
+        return tuple(table.row(together, [None] * len(together), "the batch") for together in zip(*sizes, strict=True))
+
+    # --- the model's parts
+
+    def _inventory(self) -> tuple[Any, ...]:
+        """Modules, their own parameters, all parameters with what an image patch adds, bytes of buffers: of the whole model."""
+        has_patches = "image_size" in self.model.axes
+        model = self._full(4 if has_patches else 0)
+        larger = dict(self._full(9).named_parameters()) if has_patches else {}
+        named = list(model.named_parameters())
+        index = {id(p): i for i, (_, p) in enumerate(named)}
+        parameters = []
+        for name, p in named:
+            per_patch = (larger[name].numel() - p.numel()) // 5 if name in larger else 0
+            parameters.append((name, p.numel() - 4 * per_patch, per_patch, p.requires_grad))
+        modules = tuple(name for name, _ in model.named_modules())
+        direct = tuple(tuple(index[id(p)] for p in m._parameters.values() if p is not None) for _, m in model.named_modules())
+        buffers = sum(b.numel() * b.element_size() for b in model.buffers())
+        return modules, direct, tuple(parameters), buffers
+
+
+DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+
+
+def sliding_window(model: Model) -> int | None:
+    """The model's sliding window in tokens, where its config says one is used."""
+    config = model.config
+    window = config.get("sliding_window")
+    if not isinstance(window, int) or config.get("use_sliding_window") is False:
+        return None
+    return window
+
+
+def thin_out(model: Any) -> tuple[Layers, ...]:
+    """Keep four units of every long list of equal layers, in place; returns the lists with their real lengths."""
+    import torch
+
+    thinned: list[Layers] = []
+    for path, module in list(model.named_modules()):
+        inside = any(path.startswith(x.path + ".") for x in thinned)
+        if not isinstance(module, torch.nn.ModuleList) or inside:
+            continue
+        period = _period([_fingerprint(layer) for layer in module])
+        if period is None:
+            continue
+        keep = [*range(3 * period), *range(len(module) - period, len(module))]
+        parent = model.get_submodule(path.rpartition(".")[0])
+        setattr(parent, path.rpartition(".")[2], torch.nn.ModuleList(module[i] for i in keep))
+        thinned.append(Layers(path, len(module) // period, period))
+    return tuple(thinned)
+
+
+def _period(prints: list[Any]) -> int | None:
+    """The shortest period of a list of layers, its first and last unit apart; None where it is too short or has none."""
+    n = len(prints)
+    for period in range(1, 9):
+        if n % period or n // period <= Compiler.UNITS:
+            continue
+        if all(prints[i] == prints[i + period] for i in range(period, n - 2 * period)):
+            return period
+    return None
+
+
+_NUMBERING = {"layer_idx", "layer_id", "layer_index", "layer_number", "block_idx", "training"}
+
+
+def _fingerprint(layer: Any) -> Any:
+    """Everything that can make a layer act otherwise than its neighbour: classes, shapes and plain settings."""
+    parts = []
+    for name, module in layer.named_modules():
+        settings = sorted((k, v) for k, v in vars(module).items() if isinstance(v, bool | int | float | str) and k not in _NUMBERING)
+        shapes = [(k, tuple(p.shape), p.requires_grad) for k, p in module._parameters.items() if p is not None]
+        parts.append((name, type(module).__name__, settings, shapes))
+    return repr(parts)

@@ -1,0 +1,141 @@
+"""What every wrapper's rules share: the job, the host's ledger, and the moments at which DeepSpeed acts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import ceil
+
+from explorer.dsconfig import Settings
+from explorer.estimator.stream import COMPUTE, REDUCE, Writer
+from explorer.estimator.tape import Parameter
+from explorer.units import power_of_two
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """All that the rules need of a Setup and its tape."""
+
+    settings: Settings
+    parameters: tuple[Parameter, ...]
+    buffers_bytes: int
+    modules: tuple[str, ...]
+    direct: tuple[tuple[int, ...], ...]
+    """Per module: indices of its own parameters."""
+
+    @property
+    def trainable(self) -> tuple[int, ...]:
+        """Indices of the parameters that train, in DeepSpeed's order."""
+        return tuple(i for i, p in enumerate(self.parameters) if p.trainable)
+
+
+@dataclass(slots=True)
+class Host:
+    """Host memory of one process, in bytes. PyTorch's pinned allocator rounds each block up to a power of two (CachingHostAllocator.h)."""
+
+    pinned_bytes: int = 0
+    pageable_bytes: int = 0
+    transient_bytes: int = 0
+    """The most that lives on top of both while DeepSpeed starts."""
+    owners: list[str] = field(default_factory=list)
+
+    def pin(self, n_bytes: int, owner: str, rounded: bool = True) -> None:
+        """A page-locked block that stays."""
+        self.pinned_bytes += power_of_two(n_bytes) if rounded else n_bytes
+        self.owners.append(owner)
+
+    def hold(self, n_bytes: int, owner: str) -> None:
+        """An ordinary block that stays."""
+        self.pageable_bytes += n_bytes
+        self.owners.append(owner)
+
+    def put(self, n_bytes: int, owner: str, pinned: bool) -> None:
+        """Pinned or ordinary, as the config says."""
+        (self.pin if pinned else self.hold)(n_bytes, owner)
+
+    def passing(self, n_bytes: int) -> None:
+        """A block that start-up holds for a moment."""
+        self.transient_bytes = max(self.transient_bytes, n_bytes)
+
+
+class Rules:
+    """The moments of a step, in order. A subclass is one wrapper class of DeepSpeed; it writes events and keeps block numbers."""
+
+    wants_modules = False
+    """Whether `enter` and `leave` are to be called (stage 3)."""
+
+    def __init__(self, job: Job, writer: Writer) -> None:
+        self.job, self.settings, self.writer = job, job.settings, writer
+        self.host = Host()
+        self.releases: set[int] = set()
+        self.states: list[int] | None = None
+        """Optimizer states' blocks, once they exist."""
+        self.side = REDUCE if self.settings.overlap_comm else COMPUTE
+
+    # --- moments
+
+    def init(self) -> None:
+        """`deepspeed.initialize`, from the model in its dtype on the CPU to an engine that is ready."""
+        raise NotImplementedError
+
+    def before_micro(self, index: int) -> None:
+        """A forward begins; `index` counts micro-batches of this step."""
+
+    def enter(self, module: int, direction: int) -> None:
+        """A module's forward, backward or recomputed forward begins."""
+
+    def leave(self, module: int, direction: int) -> None:
+        """And ends."""
+
+    def gradient(self, parameter: int, block: int) -> None:
+        """Autograd has a parameter's whole gradient for this micro-batch, in `block`."""
+        raise NotImplementedError
+
+    def after_backward(self) -> None:
+        """Autograd is done with this micro-batch."""
+
+    def step(self) -> None:
+        """`engine.step()` at the boundary."""
+        raise NotImplementedError
+
+    # --- helpers
+
+    @property
+    def model_bytes(self) -> int:
+        """Bytes of a parameter element."""
+        return self.settings.model_bytes
+
+    def numel(self, parameters: Sequence[int]) -> int:
+        """Elements of some parameters."""
+        return sum(self.job.parameters[i].numel for i in parameters)
+
+    def empty_cache(self) -> None:
+        """DeepSpeed returns cached blocks to the device here (runtime/utils.py, `empty_cache`)."""
+        self.releases.add(len(self.writer.order) + 1)
+
+    def load_model(self) -> dict[int, int]:
+        """The model moved to the GPU, tensor by tensor; parameter → block (runtime/engine.py, `_configure_distributed_model`)."""
+        blocks = {i: self.writer.allocate(p.numel * self.model_bytes, "parameters", p.name) for i, p in enumerate(self.job.parameters)}
+        self.writer.allocate(self.job.buffers_bytes, "parameters", "module buffers", "traced")
+        return blocks
+
+    def adam_states(self, sizes: Sequence[int], owner: str = "optimizer states") -> list[int]:
+        """The optimizer's state tensors for fp32 masters of these elements, one set per master."""
+        moments = self.settings.optimizer.moments
+        return [self.writer.allocate(4 * n, "optimizer", owner) for n in sizes for _ in range(moments)]
+
+    def optimizer_temporaries(self, sizes: Sequence[int]) -> None:
+        """What the optimizer's own kernel holds while it updates masters of these elements (torch/optim, `_multi_tensor_adamw`)."""
+        count = self.settings.optimizer.foreach_temporaries
+        blocks = [self.writer.allocate(4 * n, "temporary", "optimizer temporaries") for _ in range(count) for n in sizes]
+        self.writer.free(*blocks)
+
+    def norms(self, sizes: Sequence[int], stream: int = COMPUTE) -> None:
+        """The gradient norm, tensor by tensor in fp64 (runtime/zero/utils.py, `get_norm_dtype`)."""
+        for n in sizes:
+            self.writer.transient(8 * n, "gradient norm in fp64", stream)
+
+
+def partition(elements: int, world_size: int) -> int:
+    """Elements of one rank's flat partition: padded to twice the ranks (stage_1_and_2.py, `nccl_start_alignment_factor`)."""
+    return ceil(elements / (2 * world_size)) * 2

@@ -1,0 +1,111 @@
+"""Stage 0: plain data parallel. Full precision runs the optimizer as it is; 16-bit wraps it with fp32 masters.
+
+FP16_Optimizer (runtime/fp16/fused_optimizer.py) serves DeepSpeed's FusedAdam, FP16_UnfusedOptimizer (unfused_optimizer.py)
+every other optimizer; bf16 uses the same classes. Gradients are reduced at the boundary in flat copies of up to 5e8
+elements, even on one GPU (runtime/engine.py, `buffered_allreduce_fallback`).
+"""
+
+from __future__ import annotations
+
+from explorer.estimator.rules.base import Job, Rules
+from explorer.estimator.stream import Writer
+
+ALLREDUCE_ELEMENTS = 500_000_000
+"""`MEMORY_OPT_ALLREDUCE_SIZE` (runtime/engine.py)."""
+
+
+class Stage0(Rules):
+    """Gradients stay whole on every rank until the step."""
+
+    def __init__(self, job: Job, writer: Writer) -> None:
+        super().__init__(job, writer)
+        self.trainable = job.trainable
+        self.sizes = [job.parameters[i].numel for i in self.trainable]
+        self.gradients: dict[int, int] = {}
+        self.micro = 0
+
+    def init(self) -> None:
+        self.load_model()
+
+    def before_micro(self, index: int) -> None:
+        self.micro = index
+
+    def gradient(self, parameter: int, block: int) -> None:
+        self.writer.rename(block, "gradients")
+        if parameter in self.gradients:
+            self.writer.free(block)
+        else:
+            self.gradients[parameter] = block
+
+    def after_backward(self) -> None:
+        if self.micro < self.settings.gradient_accumulation_steps - 1:
+            return
+        for elements in _chunks([self.job.parameters[i].numel for i in self.trainable if i in self.gradients]):
+            self.writer.transient(elements * self.model_bytes, "flat gradients for all-reduce")
+
+    def step(self) -> None:
+        if self.states is None:
+            self.states = self.adam_states(self.sizes)
+        self.optimizer_temporaries(self.sizes)
+        self._drop_gradients()
+
+    def _drop_gradients(self) -> None:
+        self.writer.free(*self.gradients.values())
+        self.gradients = {}
+
+
+class Stage0Fused(Stage0):
+    """FP16_Optimizer: one flat 16-bit and one flat fp32 copy; its constructor runs a step on zeros to make the states."""
+
+    def init(self) -> None:
+        w, elements = self.writer, sum(self.sizes)
+        blocks = self.load_model()
+        clones = [w.allocate(2 * n, "temporary", "parameter clones") for n in self.sizes]
+        w.allocate(2 * elements, "parameters", "fp16_groups_flat")
+        w.free(*clones, *(blocks[i] for i in self.trainable))
+        w.allocate(4 * elements, "optimizer", "fp32_groups_flat")
+        zeros = w.allocate(4 * elements, "temporary", "initialize_optimizer_states")
+        self.states = self.adam_states([elements])
+        w.free(zeros)
+
+    def step(self) -> None:
+        w, elements = self.writer, sum(self.sizes)
+        copies = [w.allocate(4 * n, "gradients", "fp32 gradients") for n in self.sizes]
+        flat = w.allocate(4 * elements, "gradients", "fp32_groups_flat.grad")
+        w.free(*copies)
+        self._drop_gradients()
+        self.optimizer_temporaries([elements])
+        w.free(flat)
+
+
+class Stage0Unfused(Stage0):
+    """FP16_UnfusedOptimizer: an fp32 copy of every parameter."""
+
+    def init(self) -> None:
+        w = self.writer
+        self.load_model()
+        for n in self.sizes:
+            w.allocate(4 * n, "optimizer", "fp32_groups")
+        zeros = [w.allocate(2 * n, "temporary", "initialize_optimizer_states") for n in self.sizes]
+        zeros += [w.allocate(4 * n, "temporary", "initialize_optimizer_states") for n in self.sizes]
+        self.states = self.adam_states(self.sizes)
+        self.optimizer_temporaries(self.sizes)
+        w.free(*zeros)
+
+    def step(self) -> None:
+        w = self.writer
+        fp32 = [w.allocate(4 * n, "gradients", "fp32 gradients") for n in self.sizes]
+        self.optimizer_temporaries(self.sizes)
+        w.free(*fp32)
+        self._drop_gradients()
+
+
+def _chunks(sizes: list[int]) -> list[int]:
+    """Elements of each flat copy: tensors are gathered until the limit is passed."""
+    chunks, current = [], 0
+    for n in sizes:
+        current += n
+        if current > ALLREDUCE_ELEMENTS:
+            chunks.append(current)
+            current = 0
+    return [*chunks, current] if current else chunks

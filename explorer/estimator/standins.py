@@ -1,0 +1,242 @@
+"""Make a recording on the meta device say what CUDA would allocate.
+
+Two kinds of correction, each with its source. *Stand-ins* replace an operation whose CUDA kernel saves or lays out other
+tensors than the composite one: attention, dropout, half-precision softmax. The *scratch table* adds what a kernel asks of
+PyTorch's allocator inside itself. Formulas were read from the kernels' sources and checked block by block against
+benchmarks/gpu/kernels.py on an H200 (torch 2.11, cuDNN 9.19). No figure here is fitted to a training run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from explorer.estimator.tape import Varying
+from explorer.units import round_up
+
+_annotation: list[Varying] = []
+
+
+@contextmanager
+def varying(**how: int) -> Iterator[None]:
+    """Blocks allocated inside follow `Varying(**how)`: rounded lengths and thresholds that no polynomial expresses."""
+    _annotation.append(Varying(**how))
+    try:
+        yield
+    finally:
+        _annotation.pop()
+
+
+def annotation() -> Varying | None:
+    """How the block being allocated varies, if in a special way."""
+    return _annotation[-1] if _annotation else None
+
+
+def _scratch(n_bytes: int) -> torch.Tensor:
+    return torch.empty(n_bytes, dtype=torch.uint8, device="meta")
+
+
+# --- attention ---------------------------------------------------------------------------------------------------------
+
+
+def attention_kernel(*, dtype_bytes: int, head_dim: int, masked: bool, mask_grad: bool, grouped: bool, generation: str) -> str:
+    """The kernel `scaled_dot_product_attention` runs: "cudnn", "flash", "efficient" or "math" (ATen/native/transformers/cuda/sdp_utils.cpp).
+
+    `generation`: "hopper" (compute capability 9.0 and newer, where cuDNN 9.15 or newer comes first), "ampere" (8.x), "older".
+    """
+    if dtype_bytes == 4 or mask_grad or generation == "older":
+        return "math" if grouped else "efficient"
+    if generation == "hopper" and head_dim <= 256:
+        return "cudnn"
+    if not masked and head_dim <= 256:
+        return "flash"
+    return "math" if grouped else "efficient"
+
+
+class _Attention(torch.autograd.Function):
+    """A fused attention: keeps q, k, v, its output, the log-sum-exp and the mask; its output is laid out (batch, sequence, heads, dim)."""
+
+    @staticmethod
+    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, kernel: str) -> torch.Tensor:
+        batch, heads, length, _ = q.shape
+        seeds = [torch.empty(1, dtype=torch.int64, device=q.device) for _ in range(2)] if kernel == "cudnn" else []
+        out = torch.empty(batch, length, heads, v.shape[-1], dtype=q.dtype, device=q.device).transpose(1, 2)
+        if kernel == "efficient":
+            with varying(length=length, multiple=32):
+                lse = torch.empty(batch, heads, round_up(length, 32), dtype=torch.float32, device=q.device)
+        else:
+            lse = torch.empty(batch, heads, length, dtype=torch.float32, device=q.device)
+        if kernel == "flash":
+            seeds = [torch.empty(2, dtype=torch.int64, device=q.device)]
+        ctx.save_for_backward(q, k, v, out, lse, *([] if mask is None else [mask]), *seeds)
+        ctx.kernel, ctx.mask = kernel, mask is not None
+        ctx.mask_shape = None if mask is None else mask.shape
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        q, k, v, out, *_ = ctx.saved_tensors
+        dq, dk, dv = (torch.empty_like(t) for t in (q, k, v))
+        bias = _BACKWARD[ctx.kernel](q, k, v, ctx.needs_input_grad[3])
+        if bias is not None:
+            bias = bias.sum_to_size(ctx.mask_shape)
+        return dq, dk, dv, bias, None
+
+
+def _cudnn_backward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: bool) -> None:
+    """One workspace: fp32 dQ, fp32 row sums, and dK and dV of every query head where heads are grouped."""
+    batch, heads, length, dim = q.shape
+    expanded = 2 * batch * heads * k.shape[2] * dim * q.element_size() if k.shape[1] != heads else 0
+    _scratch(4 * batch * heads * length * (dim + 1) + expanded + 256)
+
+
+def _flash_backward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: bool) -> None:
+    """fp32 row sums and dQ over lengths rounded to 128; dK and dV of every query head where heads are grouped (flash_api.cpp, mha_bwd)."""
+    batch, heads, length, dim = q.shape
+    rounded_dim = round_up(dim, 32 if dim <= 128 else 64)
+    rounded = round_up(length, 128)
+    with varying(length=length, multiple=128):
+        sums = _scratch(4 * batch * heads * rounded)
+        accumulator = _scratch(4 * batch * rounded * heads * rounded_dim)
+    expanded = [torch.empty(batch, k.shape[2], heads, dim, dtype=q.dtype, device=q.device) for _ in range(2)] if k.shape[1] != heads else []
+    del sums, accumulator, expanded
+
+
+def _efficient_backward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: bool) -> torch.Tensor | None:
+    """fp32 dQ over lengths rounded to 64 and dims to 64 or 128; row sums; the bias's own gradient (attention_backward.cu)."""
+    batch, heads, length, dim = q.shape
+    grad_bias = torch.empty(batch, heads, length, k.shape[2], dtype=q.dtype, device=q.device) if bias else None
+    if q.dtype == torch.float32:
+        product = torch.empty(batch, heads, length, dim, dtype=torch.float32, device=q.device)
+        delta = torch.empty(batch, heads, length, dtype=torch.float32, device=q.device)
+        del product
+    else:
+        delta = torch.empty(batch, heads, length, dtype=torch.float32, device=q.device)
+    rows = 128 if dim > 64 else 64
+    per_block = 4 * rows * round_up(dim, 64) + 16 * (rows // 64)
+    blocks = -(-length // rows)
+    with varying(length=length, multiple=rows):
+        workspace = _scratch(batch * heads * blocks * per_block)
+    del workspace, delta
+    return grad_bias
+
+
+_BACKWARD: dict[str, Callable[..., torch.Tensor | None]] = {"cudnn": _cudnn_backward, "flash": _flash_backward, "efficient": _efficient_backward}
+
+
+def attention(generation: str, forced: str | None) -> Callable[..., torch.Tensor]:
+    """A `scaled_dot_product_attention` that allocates as CUDA's kernels do on that generation of cards."""
+
+    def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):  # noqa: ANN001, ANN202 (torch's signature)
+        grouped = enable_gqa and key.shape[1] != query.shape[1]
+        kernel = forced or attention_kernel(
+            dtype_bytes=query.element_size(), head_dim=query.shape[-1], masked=attn_mask is not None,
+            mask_grad=attn_mask is not None and attn_mask.requires_grad, grouped=grouped, generation=generation,
+        )
+        if attn_mask is not None and attn_mask.dtype == torch.bool and kernel != "math":
+            attn_mask = torch.empty(attn_mask.shape, dtype=query.dtype, device=query.device)
+        if kernel == "math":
+            return torch.ops.aten._scaled_dot_product_attention_math(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=grouped)[0]
+        return _Attention.apply(query, key, value, attn_mask, kernel)
+
+    return scaled_dot_product_attention
+
+
+# --- dropout and softmax ------------------------------------------------------------------------------------------------
+
+
+def dropout(input, p=0.5, training=True, inplace=False):  # noqa: A002, ANN001, ANN201 (torch's signature)
+    """CUDA's fused dropout, which keeps a mask of one byte an element (ATen/native/Dropout.cpp)."""
+    if not training or p == 0:
+        return input
+    return torch.native_dropout(input, p, True)[0]
+
+
+class _HalfSoftmax(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
+        ctx.save_for_backward(out)
+        ctx.dtype = x.dtype
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        (out,) = ctx.saved_tensors
+        result = torch.empty(out.shape, dtype=ctx.dtype, device=out.device)
+        torch.empty_like(grad)
+        return result
+
+
+def softmax(plain: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """CUDA reads fp16 and writes fp32 in one kernel where the composite makes an fp32 copy first (ATen/native/SoftMax.cpp)."""
+
+    def wrapped(input, dim=None, _stacklevel=3, dtype=None):  # noqa: A002, ANN001, ANN202 (torch's signature)
+        if input.dtype == torch.float16 and dtype == torch.float32:
+            return _HalfSoftmax.apply(input)
+        return plain(input, dim=dim, dtype=dtype)
+
+    return wrapped
+
+
+@contextmanager
+def installed(generation: str, forced: str | None = None) -> Iterator[None]:
+    """All stand-ins in place of torch's functions."""
+    kept = F.scaled_dot_product_attention, F.dropout, F.softmax
+    F.scaled_dot_product_attention, F.dropout, F.softmax = attention(generation, forced), dropout, softmax(F.softmax)
+    try:
+        yield
+    finally:
+        F.scaled_dot_product_attention, F.dropout, F.softmax = kept
+
+
+# --- scratch table -------------------------------------------------------------------------------------------------------
+
+
+def scratch_after(func: Any, args: tuple[Any, ...], out: Any, generation: str) -> Iterator[tuple[int, Varying | None]]:
+    """(bytes, how they vary) of each block the CUDA kernel of `func` holds inside itself once its results are allocated."""
+    name = func.name() if hasattr(func, "name") else str(func)
+    rule = _SCRATCH.get(name)
+    return rule(args, out) if rule else iter(())
+
+
+def _convolution_layout(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> int:
+    """cuDNN's copies to channels-last, with input channels padded to a multiple of 16 bytes."""
+    per = x.element_size()
+    channels = round_up(weight.shape[1], 16 // per)
+    spatial = math.prod(x.shape[2:])
+    return per * (x.shape[0] * channels * spatial + out.numel() + weight.shape[0] * channels * math.prod(weight.shape[2:]))
+
+
+def _convolution(args: tuple[Any, ...], out: Any) -> Iterator[tuple[int, Varying | None]]:
+    yield _convolution_layout(args[0], args[1], out) + 16, None
+
+
+def _convolution_backward(args: tuple[Any, ...], out: Any) -> Iterator[tuple[int, Varying | None]]:
+    grad, x, weight = args[:3]
+    accumulators = 3 * 4 * weight.shape[0] * round_up(weight.shape[1], 8) * math.prod(weight.shape[2:]) if x.element_size() == 2 else 0
+    yield _convolution_layout(x, weight, grad) + accumulators + 144, None
+
+
+def _embedding_backward(args: tuple[Any, ...], out: Any) -> Iterator[tuple[int, Varying | None]]:
+    """Above 3072 indices they are sorted, and partial sums kept in fp32 (ATen/native/cuda/Embedding.cu, EmbeddingBackwardKernel.cu)."""
+    grad, indices = args[:2]
+    tokens = indices.numel()
+    how = Varying(length=tokens, above=3072)
+    width = grad.shape[-1]
+    for _ in range(6):
+        yield 8 * tokens, how
+    yield 8 * tokens * 11 // 10, how
+    yield 4 * width * (tokens + tokens // 10), how
+
+
+_SCRATCH: dict[str, Callable[[tuple[Any, ...], Any], Iterator[tuple[int, Varying | None]]]] = {
+    "aten::convolution": _convolution,
+    "aten::convolution_backward": _convolution_backward,
+    "aten::embedding_dense_backward": _embedding_backward,
+}

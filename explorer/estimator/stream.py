@@ -1,0 +1,115 @@
+"""The one ordered event stream: every block's life from init to the steady step, with who owns it and why.
+
+The allocator, the timeline and the naming of a failing request all read this and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from explorer.profile import CATEGORIES, Category, Phase, Step
+
+Provenance = Literal["derived", "traced", "assumed"]
+PROVENANCES: tuple[Provenance, ...] = ("derived", "traced", "assumed")
+COMPUTE, REDUCE, GATHER = range(3)
+"""CUDA streams: PyTorch's allocator keeps one pool for each."""
+
+
+class Mark(NamedTuple):
+    """One run of a phase: positions [start, end) in the order. A phase that runs once per micro-batch has several."""
+
+    start: int
+    end: int
+    step: Step
+    phase: Phase
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Columns by block (numbered from 1; index block − 1) and the order of events: +block allocates, −block frees."""
+
+    bytes: np.ndarray
+    """int64, as requested."""
+    categories: np.ndarray
+    """int8, index into CATEGORIES."""
+    provenance: np.ndarray
+    """int8, index into PROVENANCES."""
+    streams: np.ndarray
+    """int8: COMPUTE, REDUCE or GATHER."""
+    owners: Sequence[str]
+    """A module's or a DeepSpeed buffer's name."""
+    order: np.ndarray
+    """int64."""
+    marks: tuple[Mark, ...]
+
+
+_CATEGORY = {name: i for i, name in enumerate(CATEGORIES)}
+_PROVENANCE = {name: i for i, name in enumerate(PROVENANCES)}
+
+
+class Writer:
+    """Builds a Stream. Blocks of zero bytes are kept out: PyTorch allocates nothing for them."""
+
+    def __init__(self) -> None:
+        self.bytes: list[int] = []
+        self.categories: list[int] = []
+        self.provenance: list[int] = []
+        self.streams: list[int] = []
+        self.owners: list[str] = []
+        self.order: list[int] = []
+        self.marks: list[Mark] = []
+
+    def allocate(self, n_bytes: int, category: Category, owner: str, provenance: Provenance = "derived", stream: int = COMPUTE) -> int:
+        """Allocate a block and return its number (0, which `free` ignores, for no bytes)."""
+        if n_bytes <= 0:
+            return 0
+        self.bytes.append(n_bytes)
+        self.categories.append(_CATEGORY[category])
+        self.provenance.append(_PROVENANCE[provenance])
+        self.streams.append(stream)
+        self.owners.append(owner)
+        number = len(self.bytes)
+        self.order.append(number)
+        return number
+
+    def free(self, *blocks: int) -> None:
+        """Free blocks, in the order given."""
+        self.order.extend(-block for block in blocks if block)
+
+    def transient(self, n_bytes: int, owner: str, stream: int = COMPUTE) -> None:
+        """A temporary that is gone before anything else happens."""
+        self.free(self.allocate(n_bytes, "temporary", owner, stream=stream))
+
+    def reserve(self, sizes: np.ndarray, categories: Sequence[int], owners: Sequence[str]) -> int:
+        """Number blocks of a tape without allocating them; returns what to add to a tape's block numbers."""
+        base = len(self.bytes)
+        self.bytes.extend(sizes.tolist())
+        self.categories.extend(categories)
+        self.provenance.extend([_PROVENANCE["traced"]] * len(sizes))
+        self.streams.extend([COMPUTE] * len(sizes))
+        self.owners.extend(owners)
+        return base
+
+    def rename(self, block: int, category: Category) -> None:
+        """Give a block of a tape another category: a gradient, once it is one."""
+        self.categories[block - 1] = _CATEGORY[category]
+
+    def mark(self, start: int, step: Step, phase: Phase) -> None:
+        """A phase ran from position `start` to here."""
+        self.marks.append(Mark(start, len(self.order), step, phase))
+
+    def stream(self) -> Stream:
+        """What was written."""
+        return Stream(
+            bytes=np.array(self.bytes, dtype=np.int64),
+            categories=np.array(self.categories, dtype=np.int8),
+            provenance=np.array(self.provenance, dtype=np.int8),
+            streams=np.array(self.streams, dtype=np.int8),
+            owners=self.owners,
+            order=np.array(self.order, dtype=np.int64),
+            marks=tuple(self.marks),
+        )

@@ -1,0 +1,226 @@
+"""Tape: one forward and backward of a model, written down as a small program. No torch.
+
+A tape is what the real Hugging Face model did on the meta device: each block allocated and freed in order, the module it
+belongs to, each gradient that became ready, each module entered and left in both directions. Repeated layers are kept once:
+
+    prologue · first layer · middle layer × (n − 2) · last layer · ... loss ... · last · middle × (n − 2) · first · epilogue
+
+A block inside a layer is named relative to that layer, so one middle layer stands for all. Sizes are unrounded bytes: a
+polynomial in the batch and lengths, for a few kernels times a rounded-up length or only above a threshold (`Varying`).
+`Tape.unroll()` gives the flat event list once; `Tape.sizes(lengths)` the bytes of each block for one setup.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+ALLOCATE, FREE, GRADIENT, ENTER, LEAVE, END_OF_FORWARD = range(6)
+FORWARD, BACKWARD, RECOMPUTE = range(3)
+ACTIVATION, TEMPORARY = 0, 1
+
+VARIABLES = ("batch", "sequence", "target_sequence", "patches")
+
+
+class Varying(NamedTuple):
+    """How a block departs from a polynomial: times `length` rounded up to `multiple`; nothing unless `length` is above `above`."""
+
+    length: int
+    multiple: int = 0
+    above: int = -1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Key:
+    """Everything that changes a tape's events. Batch and lengths are not in it: sizes are expressions in them."""
+
+    model: str
+    """Digest of class and config."""
+    dtype: str
+    attention: str
+    """As asked: "sdpa", "eager", "flash_attention_2"."""
+    generation: str
+    """Of cards: "hopper", "ampere", "older"; "any" where no attention kernel depends on it."""
+    checkpointing: Literal["none", "non_reentrant", "reentrant"] = "none"
+    padding: bool = False
+    use_cache: bool = False
+    trainable: tuple[str, ...] = ("*",)
+    lora: str = ""
+    one_sample: bool = False
+    """Batch of one: some copies fall away."""
+    beyond_window: bool = False
+    """Sequence longer than the model's sliding window."""
+
+    @property
+    def text(self) -> str:
+        """The key as one line, a file's name or a dictionary's key."""
+        parts = [self.model, self.dtype, self.attention, self.generation, self.checkpointing]
+        parts += [name for name in ("padding", "use_cache", "one_sample", "beyond_window") if getattr(self, name)]
+        parts += [f"lora={self.lora}"] if self.lora else []
+        parts += [f"trainable={','.join(self.trainable)}"] if self.trainable != ("*",) else []
+        return "/".join(parts)
+
+
+class Parameter(NamedTuple):
+    """One parameter in DeepSpeed's order (`named_parameters`, tied ones once)."""
+
+    name: str
+    numel: int
+    trainable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Unrolled:
+    """A tape with its repeats written out. Blocks are numbered from 1; `order` holds +block for an allocation, −block for a free."""
+
+    order: np.ndarray
+    """int32, the events in time."""
+    size_rows: np.ndarray
+    """int32 per block (index block − 1): its row in the size table."""
+    categories: np.ndarray
+    """int8 per block: ACTIVATION or TEMPORARY, by whether it outlived the forward that made it."""
+    owners: np.ndarray
+    """int32 per block: index into `modules`, −1 for none."""
+    hooks: tuple[tuple[int, int, int, int], ...]
+    """(position in `order`, kind, parameter or module, block or direction) for GRADIENT, ENTER and LEAVE."""
+    forward_end: int
+    """Position in `order` where backward begins."""
+
+
+class Segment(NamedTuple):
+    """A stretch of events. `place` is () for one that runs once, else (list, direction) of a layer."""
+
+    place: tuple[int, ...]
+    events: tuple[tuple[Any, ...], ...]
+
+
+class Layers(NamedTuple):
+    """A ModuleList whose layers repeat: `units` of `period` layers each."""
+
+    path: str
+    units: int
+    period: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tape:
+    """See the module's text. `to_json` and `from_json` are exact inverses."""
+
+    key: str
+    versions: Mapping[str, str]
+    variables: tuple[str, ...]
+    exponents: tuple[tuple[int, ...], ...]
+    """One monomial each: exponents of `variables`."""
+    table: np.ndarray
+    """float64 (sizes, monomials): coefficients of bytes."""
+    lengths: np.ndarray
+    """float64 (sizes, monomials): coefficients of a Varying's length; zeros where there is none."""
+    rounding: np.ndarray
+    """int64 (sizes, 2): multiple (0: none) and threshold (−1: none)."""
+    parameters: tuple[tuple[str, int, int, bool], ...]
+    """name, elements, further elements per patch, trainable."""
+    buffers_bytes: int
+    modules: tuple[str, ...]
+    direct: tuple[tuple[int, ...], ...]
+    """Per module: its own parameters."""
+    layers: tuple[Layers, ...]
+    segments: tuple[Segment, ...]
+    program: tuple[tuple[int, ...], ...]
+    """(segment,) runs once; (list, direction, first, middle, last) runs a list of layers."""
+    batch: tuple[int, ...]
+    """Size rows of the batch's own tensors."""
+    window: int | None = None
+
+    def model_parameters(self, patches: int = 0) -> tuple[Parameter, ...]:
+        """All parameters at a number of image patches."""
+        return tuple(Parameter(name, base + per * patches, trainable) for name, base, per, trainable in self.parameters)
+
+    def values(self, lengths: Mapping[str, int | None]) -> np.ndarray:
+        """int64 bytes of each row of the size table, given VARIABLES → value."""
+        point = [lengths.get(name) or 0 for name in self.variables]
+        monomials = np.array([np.prod([float(x) ** e for x, e in zip(point, exponent, strict=True)]) for exponent in self.exponents])
+        sizes = self.table @ monomials
+        length = np.rint(self.lengths @ monomials)
+        multiple, above = self.rounding[:, 0], self.rounding[:, 1]
+        rounds = multiple > 0
+        sizes[rounds] *= np.ceil(length[rounds] / multiple[rounds]) * multiple[rounds]
+        sizes[(above >= 0) & (length <= above)] = 0
+        return np.rint(sizes).astype(np.int64)
+
+    @cached_property
+    def unrolled(self) -> Unrolled:
+        """The program written out."""
+        from explorer.estimator.unroll import unroll
+
+        return unroll(self)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "key": self.key,
+            "versions": dict(self.versions),
+            "variables": list(self.variables),
+            "exponents": [list(e) for e in self.exponents],
+            "table": _sparse(self.table),
+            "lengths": _sparse(self.lengths),
+            "rounding": self.rounding.tolist(),
+            "parameters": [list(p) for p in self.parameters],
+            "buffers_bytes": self.buffers_bytes,
+            "modules": list(self.modules),
+            "direct": [list(d) for d in self.direct],
+            "layers": [list(x) for x in self.layers],
+            "segments": [[list(s.place), [list(e) for e in s.events]] for s in self.segments],
+            "program": [list(p) for p in self.program],
+            "batch": list(self.batch),
+            "window": self.window,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Tape:
+        """The tape that `to_json` wrote."""
+        width = len(data["exponents"])
+        return cls(
+            key=data["key"],
+            versions=data["versions"],
+            variables=tuple(data["variables"]),
+            exponents=tuple(tuple(e) for e in data["exponents"]),
+            table=_dense(data["table"], width),
+            lengths=_dense(data["lengths"], width),
+            rounding=np.array(data["rounding"], dtype=np.int64).reshape(-1, 2),
+            parameters=tuple((p[0], p[1], p[2], p[3]) for p in data["parameters"]),
+            buffers_bytes=data["buffers_bytes"],
+            modules=tuple(data["modules"]),
+            direct=tuple(tuple(d) for d in data["direct"]),
+            layers=tuple(Layers(*x) for x in data["layers"]),
+            segments=tuple(Segment(tuple(place), tuple(_event(e) for e in events)) for place, events in data["segments"]),
+            program=tuple(tuple(p) for p in data["program"]),
+            batch=tuple(data["batch"]),
+            window=data.get("window"),
+        )
+
+
+def _event(event: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(tuple(x) if isinstance(x, list) else x for x in event)
+
+
+def _sparse(matrix: np.ndarray) -> list[list[float]]:
+    rows = []
+    for row in matrix:
+        flat: list[float] = []
+        for column in np.flatnonzero(row):
+            value = float(row[column])
+            flat += [int(column), int(value) if value.is_integer() else value]
+        rows.append(flat)
+    return rows
+
+
+def _dense(rows: Sequence[Sequence[float]], width: int) -> np.ndarray:
+    matrix = np.zeros((len(rows), width))
+    for i, row in enumerate(rows):
+        for column, value in zip(row[::2], row[1::2], strict=True):
+            matrix[i, int(column)] = value
+    return matrix
