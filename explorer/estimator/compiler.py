@@ -95,7 +95,7 @@ class SizeTable:
         scale = self.fit.max(axis=0)
         coefficients = np.linalg.solve(self.fit / scale, wanted[:-1]) / scale
         coefficients = _tidy(coefficients, scale, wanted)
-        if np.abs(self.all @ coefficients - wanted).max() > 0.45:
+        if np.abs(self.all @ coefficients - wanted).max() > 0.51:
             raise Irregular(f"the size of {what} is no polynomial in {', '.join(self.basis.variables)}")
         return coefficients
 
@@ -126,6 +126,8 @@ class Compiler:
 
     def __init__(self, layers: Sequence[Layers]) -> None:
         self.layers = layers
+        self.seen_outside: set[tuple[int, ...]] = set()
+        """Layers' blocks that are freed elsewhere: the first and last two layers' may be, every layer's may not."""
 
     def unit(self, module: str) -> tuple[int, int, int, str] | None:
         """(list, unit, offset in the unit, rest of the name) of a module or parameter inside a repeated layer."""
@@ -182,9 +184,10 @@ class Compiler:
             return name
         if place and place[0] == name[0]:
             return name[1] - place[1], *name[2:]
-        if 0 < name[1] < self.UNITS - 1:
-            raise Irregular("something outside the layers frees a middle layer's block")
-        return name[0], -1 if name[1] else 0, *name[2:]
+        self.seen_outside.add(name)
+        if {(name[0], unit, *name[2:]) for unit in (1, 2)} <= self.seen_outside:
+            raise Irregular("something outside the layers frees a block of every layer")
+        return name[0], name[1] if name[1] < self.UNITS // 2 else name[1] - self.UNITS, *name[2:]
 
     def written(self, name: str, place: tuple[int, ...]) -> Any:
         """A module's or parameter's name as seen from a place."""

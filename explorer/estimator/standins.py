@@ -198,7 +198,7 @@ def installed(generation: str, forced: str | None = None) -> Iterator[None]:
 # --- scratch table -------------------------------------------------------------------------------------------------------
 
 
-def scratch_after(func: Any, args: tuple[Any, ...], out: Any, generation: str) -> Iterator[tuple[int, Varying | None]]:
+def scratch_after(func: Any, args: tuple[Any, ...], out: Any, generation: str) -> Iterator[tuple[float, Varying | None]]:
     """(bytes, how they vary) of each block the CUDA kernel of `func` holds inside itself once its results are allocated."""
     name = func.name() if hasattr(func, "name") else str(func)
     rule = _SCRATCH.get(name)
@@ -213,17 +213,17 @@ def _convolution_layout(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor
     return per * (x.shape[0] * channels * spatial + out.numel() + weight.shape[0] * channels * math.prod(weight.shape[2:]))
 
 
-def _convolution(args: tuple[Any, ...], out: Any) -> Iterator[tuple[int, Varying | None]]:
+def _convolution(args: tuple[Any, ...], out: Any) -> Iterator[tuple[float, Varying | None]]:
     yield _convolution_layout(args[0], args[1], out) + 16, None
 
 
-def _convolution_backward(args: tuple[Any, ...], out: Any) -> Iterator[tuple[int, Varying | None]]:
+def _convolution_backward(args: tuple[Any, ...], out: Any) -> Iterator[tuple[float, Varying | None]]:
     grad, x, weight = args[:3]
     accumulators = 3 * 4 * weight.shape[0] * round_up(weight.shape[1], 8) * math.prod(weight.shape[2:]) if x.element_size() == 2 else 0
     yield _convolution_layout(x, weight, grad) + accumulators + 144, None
 
 
-def _embedding_backward(args: tuple[Any, ...], out: Any) -> Iterator[tuple[int, Varying | None]]:
+def _embedding_backward(args: tuple[Any, ...], out: Any) -> Iterator[tuple[float, Varying | None]]:
     """Above 3072 indices they are sorted, and partial sums kept in fp32 (ATen/native/cuda/Embedding.cu, EmbeddingBackwardKernel.cu)."""
     grad, indices = args[:2]
     tokens = indices.numel()
@@ -231,11 +231,11 @@ def _embedding_backward(args: tuple[Any, ...], out: Any) -> Iterator[tuple[int, 
     width = grad.shape[-1]
     for _ in range(6):
         yield 8 * tokens, how
-    yield 8 * tokens * 11 // 10, how
-    yield 4 * width * (tokens + tokens // 10), how
+    yield 8.8 * tokens, how
+    yield 4.4 * width * tokens, how
 
 
-_SCRATCH: dict[str, Callable[[tuple[Any, ...], Any], Iterator[tuple[int, Varying | None]]]] = {
+_SCRATCH: dict[str, Callable[[tuple[Any, ...], Any], Iterator[tuple[float, Varying | None]]]] = {
     "aten::convolution": _convolution,
     "aten::convolution_backward": _convolution_backward,
     "aten::embedding_dense_backward": _embedding_backward,
