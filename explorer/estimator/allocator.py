@@ -69,6 +69,8 @@ class Allocator:
     def __init__(self, options: Options, limit: int | None) -> None:
         self.options, self.limit = options, limit
         self.pools: dict[int, list[_Block]] = {}
+        self.tails: dict[int, _Block] = {}
+        """Expandable segments: the last block of each pool's one segment."""
         self.allocated = self.reserved = 0
         self.next_address = 0
 
@@ -108,19 +110,49 @@ class Allocator:
 
     def _segment(self, size: int, key: int, small: bool) -> _Block | None:
         if self.options.expandable_segments:
-            wanted = -(-size // PAGE) * PAGE if not small else SMALL_SEGMENT
-        else:
-            wanted = SMALL_SEGMENT if small else LARGE_SEGMENT if size < OWN_SEGMENT else -(-size // PAGE) * PAGE
-        if self.limit is not None and self.reserved + wanted > self.limit:
-            self.release()
-            if self.reserved + wanted > self.limit:
-                return None
-        self.reserved += wanted
+            return self._grow(size, key)
+        wanted = SMALL_SEGMENT if small else LARGE_SEGMENT if size < OWN_SEGMENT else -(-size // PAGE) * PAGE
+        if not self._reserve(wanted):
+            return None
         self.next_address += 1 << 48
         return _Block(wanted, self.next_address, key, wanted)
 
+    def _reserve(self, wanted: int) -> bool:
+        """Take bytes of the device, after giving cached ones back where the limit asks for it."""
+        if self.limit is not None and self.reserved + wanted > self.limit:
+            self.release()
+            if self.reserved + wanted > self.limit:
+                return False
+        self.reserved += wanted
+        return True
+
+    def _grow(self, size: int, key: int) -> _Block | None:
+        """Map pages behind the pool's segment; a free last block grows, else a new one follows it."""
+        tail = self.tails.get(key)
+        have = tail.size if tail is not None and tail.free else 0
+        if not self._reserve(-(-(size - have) // PAGE) * PAGE):
+            return None
+        tail = self.tails.get(key)  # giving pages back may have shortened it
+        have = tail.size if tail is not None and tail.free else 0
+        grown = -(-(size - have) // PAGE) * PAGE
+        if have:
+            _remove(self.pools[key], tail)
+            tail.size += grown
+            return tail
+        if tail is None:
+            self.next_address += 1 << 48
+            block = _Block(grown, self.next_address, key, 0)
+        else:
+            block = _Block(grown, tail.address + tail.size, key, 0)
+            block.before, tail.after = tail, block
+        self.tails[key] = block
+        return block
+
     def release(self) -> None:
-        """Give whole free segments back to the device (`empty_cache`); with expandable segments, whole free pages."""
+        """Give whole free segments back to the device (`empty_cache`); of an expandable one, the free pages at its end."""
+        if self.options.expandable_segments:
+            self._shorten()
+            return
         for pool in self.pools.values():
             kept = []
             for block in pool:
@@ -130,12 +162,28 @@ class Allocator:
                     kept.append(block)
             pool[:] = kept
 
+    def _shorten(self) -> None:
+        for key, tail in list(self.tails.items()):
+            if tail.free:
+                pages = tail.size // PAGE * PAGE
+                _remove(self.pools[key], tail)
+                self.reserved -= pages
+                tail.size -= pages
+                if tail.size:
+                    insort(self.pools[key], tail)
+                elif tail.before is None:
+                    del self.tails[key]
+                else:
+                    tail.before.after, self.tails[key] = None, tail.before
+
     def _split(self, block: _Block, size: int, pool: list[_Block]) -> None:
         rest = _Block(block.size - size, block.address + size, block.pool, block.segment)
         rest.before, rest.after = block, block.after
         if rest.after is not None:
             rest.after.before = rest
         block.size, block.after = size, rest
+        if self.tails.get(block.pool) is block:
+            self.tails[block.pool] = rest
         insort(pool, rest)
 
     def free(self, block: _Block) -> None:
@@ -149,6 +197,8 @@ class Allocator:
             before.after = after
             if after is not None:
                 after.before = before
+            if self.tails.get(block.pool) is block:
+                self.tails[block.pool] = before
             block = before
         if after is not None and after.free:
             _remove(pool, after)
@@ -156,6 +206,8 @@ class Allocator:
             block.after = after.after
             if after.after is not None:
                 after.after.before = block
+            if self.tails.get(block.pool) is after:
+                self.tails[block.pool] = block
         block.free = True
         insort(pool, block)
 

@@ -1,0 +1,243 @@
+"""`estimate`: a Setup in, a Profile out; milliseconds for any model whose tape is at hand. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from explorer.catalog import Card, Lengths, Model, find_card, find_model, lengths
+from explorer.dsconfig import Settings, resolve
+from explorer.estimator import tapes, verdict
+from explorer.estimator.allocator import Options, Usage, run
+from explorer.estimator.replay import replay
+from explorer.estimator.rules.base import Rules
+from explorer.estimator.stream import PROVENANCES, Stream
+from explorer.estimator.tape import Tape
+from explorer.profile import CATEGORIES, Host, Peak, PhaseMemory, Profile, Verdict
+from explorer.setup import Setup
+from explorer.units import GiB, MiB
+
+DEFAULT_WORKSPACE = 32 * MiB
+"""cuBLAS's workspace where no card is named: Hopper's (catalog/cards.json has each card's)."""
+
+_TIMELINE_POINTS = 400
+_SEARCH_REPLAYS = 48
+
+
+def estimate(setup: Setup | Mapping[str, Any], largest: bool = True, on_progress: tapes.Progress | None = None) -> Profile:
+    """What memory one training step of `setup` takes. Raises BadInput for what cannot be, CouldNotRun where a tape is missing.
+
+    `largest`: also search the largest micro-batch that fits, which takes a few dozen replays.
+    """
+    job = setup if isinstance(setup, Setup) else Setup.from_job(setup)
+    work = _Work(job, on_progress)
+    return work.profile(largest_micro_batch(job, on_progress) if largest else None)
+
+
+def largest_micro_batch(setup: Setup, on_progress: tapes.Progress | None = None) -> int | None:
+    """The largest n such that every micro-batch up to n fits; 0 where one sample does not, None where no capacity is known."""
+    if _capacity(setup) is None:
+        return None
+    low, high = 0, max(1, setup.micro_batch)
+    while _certain(setup, high, on_progress):
+        low, high = high, high * 2
+        if high > 1 << 20:
+            return low
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if _certain(setup, middle, on_progress) else (low, middle)
+    return _extend(setup, low, on_progress)
+
+
+def _certain(setup: Setup, micro_batch: int, on_progress: tapes.Progress | None) -> bool:
+    """Whether a micro-batch fits with all it would ever reserve, which grows with the batch and so can be bisected."""
+    work = _Work(_with_micro_batch(setup, micro_batch), on_progress)
+    return int(work.unlimited.reserved.max()) <= _capacity(setup).bytes * (1 - verdict.MARGIN)
+
+
+def _extend(setup: Setup, low: int, on_progress: tapes.Progress | None) -> int:
+    """Above that, whether a batch fits depends on fragmentation: take each in turn until one does not."""
+    step = max(1, low // 128)
+    for _ in range(_SEARCH_REPLAYS):
+        if _Work(_with_micro_batch(setup, low + step), on_progress).judged[0].answer != "fits":
+            return low
+        low += step
+    return low
+
+
+def _with_micro_batch(setup: Setup, micro_batch: int) -> Setup:
+    """The same job with another micro-batch; batch keys of the DeepSpeed config follow it."""
+    config = {k: v for k, v in setup.deepspeed.items() if k not in ("train_micro_batch_size_per_gpu", "train_batch_size")}
+    if "gradient_accumulation_steps" not in config or config["gradient_accumulation_steps"] == "auto":
+        config["gradient_accumulation_steps"] = resolve(setup).gradient_accumulation_steps
+    return setup.replace(micro_batch=micro_batch, deepspeed=config)
+
+
+@dataclass(frozen=True, slots=True)
+class _Capacity:
+    """What PyTorch may reserve, and what its out-of-memory text would say of the card."""
+
+    bytes: int
+    limited: bool
+    total: int
+    outside: int
+
+
+def _capacity(setup: Setup) -> _Capacity | None:
+    card = find_card(setup.gpu) if setup.gpu else None
+    outside = outside_pytorch(card, setup.world_size)
+    if setup.capacity_gib is not None:
+        limit = int(setup.capacity_gib * GiB)
+        return _Capacity(limit, True, card.total_bytes if card else limit + outside, outside)
+    return _Capacity(card.total_bytes - outside, False, card.total_bytes, outside) if card else None
+
+
+def outside_pytorch(card: Card | None, world_size: int) -> int:
+    """CUDA context and NCCL, by card (catalog/cards.json says where each number comes from)."""
+    if card is None:
+        return 0
+    return card.context_bytes + card.nccl_bytes
+
+
+class _Work:
+    """One replay and what is read off it."""
+
+    def __init__(self, setup: Setup, on_progress: tapes.Progress | None) -> None:
+        self.setup = setup
+        self.settings: Settings = resolve(setup)
+        self.model: Model = find_model(setup.model)
+        self.card = find_card(setup.gpu) if setup.gpu else None
+        self.lengths: Lengths = lengths(setup, self.model)
+        self.key = tapes.key(setup, self.settings.precision, self.model, self.lengths, self.card)
+        self.tape: Tape = tapes.find(setup, self.key, self.model, on_progress)
+        workspace = self.card.cublas_workspace_bytes if self.card else DEFAULT_WORKSPACE
+        at = {"batch": self.lengths.micro_batch, "sequence": self.lengths.sequence, "target_sequence": self.lengths.target_sequence, "patches": self.lengths.patches}
+        self.patches = self.lengths.patches or 0
+        self.stream, self.rules = replay(self.settings, self.tape, at, workspace)
+        self.options = Options(
+            expandable_segments=bool(setup.allocator.get("expandable_segments", False)),
+            max_split_bytes=setup.allocator["max_split_size_mb"] * MiB if setup.allocator.get("max_split_size_mb") else None,
+        )
+        self.releases = frozenset(self.rules.releases)
+        self.unlimited: Usage = run(self.stream, self.options, None, self.releases)
+
+    @property
+    def judged(self) -> tuple[Verdict, Usage]:
+        """The verdict, and the usage that reserved figures are read from."""
+        capacity = _capacity(self.setup)
+        if capacity is None:
+            return Verdict(answer=None, why="no GPU card and no capacity is given"), self.unlimited
+        return verdict.judge(self.stream, self.options, self.releases, self.unlimited, capacity.bytes, capacity.limited, capacity.total, capacity.outside)
+
+    def profile(self, largest: int | None) -> Profile:
+        """The whole answer."""
+        answer, limited = self.judged
+        parameters = self.tape.model_parameters(self.patches)
+        return Profile(
+            source="estimated",
+            parameters=sum(p.numel for p in parameters),
+            trainable_parameters=sum(p.numel for p in parameters if p.trainable),
+            peak=_peak(self.stream, self.unlimited, limited),
+            steps=_steps(self.stream, self.unlimited, limited),
+            at_peak=categories_at(self.stream, self.unlimited, int(self.unlimited.allocated.argmax())),
+            host=_host(self.rules, self.setup),
+            outside_pytorch_bytes=outside_pytorch(self.card, self.setup.world_size),
+            verdict=answer,
+            largest_micro_batch=largest,
+            provenance=_provenance(self.stream),
+            environment={"torch": self.tape.versions.get("torch"), "transformers": self.tape.versions.get("transformers"), "deepspeed": RULES_VERSION, "gpu": self.setup.gpu},
+            notes=self._notes(),
+            timeline=_timeline(self.stream, self.unlimited),
+        )
+
+    def _notes(self) -> tuple[str, ...]:
+        notes = list(self.settings.notes)
+        if self.setup.trainer is not None:
+            notes.append("the trainer part is read for its \"auto\" values; the step itself is the plain engine's")
+        if self.setup.lora is not None:
+            notes.append("lora is not modelled yet: the estimate is of full training")
+        if self.setup.attention == "flash_attention_2":
+            notes.append("flash_attention_2 is taken as PyTorch's own flash kernel")
+        if self.card is None:
+            notes.append("no card is named: attention kernels and cuBLAS's workspace are taken as on Hopper")
+        if self.settings.precision == "fp16":
+            notes.append("fp16 usually skips its first steps for overflow; the first step here is the first one applied")
+        return tuple(notes)
+
+
+RULES_VERSION = "0.19.8"
+"""The DeepSpeed whose source the rules were read from."""
+
+
+def categories_at(stream: Stream, usage: Usage, position: int) -> dict[str, int]:
+    """Category → bytes alive after `position` events; they sum to allocated."""
+    events = stream.order[:position]
+    alive = np.bincount(np.abs(events), weights=np.sign(events), minlength=len(stream.bytes) + 1)[1:].astype(bool)
+    sums = np.bincount(stream.categories[alive], weights=usage.sizes[alive], minlength=len(CATEGORIES))
+    return {name: int(sums[i]) for i, name in enumerate(CATEGORIES)}
+
+
+def _steps(stream: Stream, usage: Usage, limited: Usage) -> dict[str, tuple[PhaseMemory, ...]]:
+    steps: dict[str, tuple[PhaseMemory, ...]] = {}
+    for step, phases in (("first", ("init", "forward", "backward", "step")), ("steady", ("forward", "backward", "step"))):
+        steps[step] = tuple(_phase(stream, usage, limited, step, phase) for phase in phases)
+    return steps
+
+
+def _phase(stream: Stream, usage: Usage, limited: Usage, step: str, phase: str) -> PhaseMemory:
+    """Each figure is its own maximum over the runs of the phase."""
+    marks = [m for m in stream.marks if m.step == step and m.phase == phase]
+    highest = max(marks, key=lambda m: usage.allocated[m.start : m.end + 1].max())
+    at = highest.start + int(usage.allocated[highest.start : highest.end + 1].argmax())
+    return PhaseMemory(
+        phase=phase,
+        end_allocated_bytes=max(int(usage.allocated[m.end]) for m in marks),
+        peak_allocated_bytes=int(usage.allocated[at]),
+        peak_reserved_bytes=max(int(limited.reserved[m.start : m.end + 1].max()) for m in marks),
+        at_peak=categories_at(stream, usage, at),
+    )
+
+
+def _peak(stream: Stream, usage: Usage, limited: Usage) -> Peak:
+    allocated_at, reserved_at = int(usage.allocated.argmax()), int(limited.reserved.argmax())
+    a = verdict.phase_at(stream.marks, max(0, allocated_at - 1))
+    r = verdict.phase_at(stream.marks, max(0, reserved_at - 1))
+    return Peak(
+        allocated_bytes=int(usage.allocated[allocated_at]), allocated_phase=a.phase, allocated_step=a.step,
+        reserved_bytes=int(limited.reserved[reserved_at]), reserved_phase=r.phase, reserved_step=r.step,
+    )
+
+
+def _provenance(stream: Stream) -> dict[str, str]:
+    """Category → where most of its bytes come from."""
+    result = {}
+    for i, name in enumerate(CATEGORIES):
+        mine = stream.categories == i
+        if mine.any():
+            weights = np.bincount(stream.provenance[mine], weights=stream.bytes[mine], minlength=len(PROVENANCES))
+            result[name] = PROVENANCES[int(weights.argmax())]
+    return result
+
+
+def _host(rules: Rules, setup: Setup) -> Host:
+    """What DeepSpeed keeps on the host; what Python and its libraries take comes on top and is not in it."""
+    host = rules.host
+    resident = host.pinned_bytes + host.pageable_bytes
+    processes = min(setup.world_size, setup.gpus_per_node)
+    peak = resident + host.transient_bytes
+    return Host(pinned_bytes=host.pinned_bytes, pageable_bytes=host.pageable_bytes, resident_bytes=resident, peak_bytes=peak, per_node_bytes=peak * processes)
+
+
+def _timeline(stream: Stream, usage: Usage) -> tuple[tuple[int, int], ...]:
+    """Allocated bytes over the steady step: the highest point of each of a few hundred equal stretches."""
+    marks = [m for m in stream.marks if m.step == "steady"]
+    start, end = marks[0].start, marks[-1].end
+    edges = np.unique(np.linspace(start, end, _TIMELINE_POINTS + 1).astype(int))
+    points = []
+    for a, b in zip(edges[:-1], edges[1:], strict=True):
+        at = a + 1 + int(usage.allocated[a + 1 : b + 1].argmax())
+        points.append((at - start, int(usage.allocated[at])))
+    return tuple(points)
