@@ -1,0 +1,234 @@
+"""The page's words and tables as HTML, from Profiles. Pure functions; everything shown is escaped."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Any
+
+from explorer.profile import CATEGORIES, Profile
+from explorer.setup import Setup
+from explorer.ui.charts import COLOURS
+from explorer.ui.state import ExplorerState, Measured
+from explorer.ui.texts import text
+from explorer.units import gib, human
+
+_TONES = {"fits": "good", "tight": "warn", "does not fit": "bad"}
+
+
+def tag(source: str) -> str:
+    """The small word that says where a number comes from."""
+    return f'<span class="ex-tag ex-{source}">{escape(text(f"source.{source}").lower())}</span>'
+
+
+def head() -> str:
+    """The page's title."""
+    return f'<h1>{escape(text("title"))}</h1><p class="ex-lede">{escape(text("lede"))}</p>'
+
+
+def amount(n_bytes: int) -> str:
+    """A size for a figure: the number and a small unit."""
+    number, unit = human(n_bytes).split()
+    return f'{number}<span class="ex-unit">&#8239;{unit}</span>'
+
+
+def when(step: str, phase: str) -> str:
+    """ "backward, later steps"."""
+    return text("figure.peak.when", phase=text(f"phase.{phase}"), step=text(f"step.{step}")) if phase != "init" else text("phase.init")
+
+
+# -- the verdict ----------------------------------------------------------------------------------------------------------
+
+
+def verdict(state: ExplorerState) -> str:
+    """One sentence, and why."""
+    if state.problem:
+        return _verdict("bad", text("verdict.problem"), f"{_spoken(state.problem)} {text('verdict.last') if state.estimate else ''}")
+    if state.obstacle:
+        return _verdict("plain", text("verdict.obstacle"), state.obstacle)
+    if state.estimate is None or state.busy:
+        return _verdict("plain", text("verdict.waiting"), text("verdict.recording") if state.busy else "")
+    profile = state.estimate
+    if profile.verdict.answer is None:
+        return _verdict("plain", text("verdict.none", peak=human(profile.peak.allocated_bytes)), profile.verdict.why, tag("estimated"))
+    sentence = text(f"verdict.{profile.verdict.answer}", card=_card(state.setup, profile), headroom=human(profile.verdict.headroom_bytes or 0))
+    return _verdict(_TONES[profile.verdict.answer], sentence, profile.verdict.why, tag("estimated"))
+
+
+def _spoken(problem: tuple[str, str]) -> str:
+    field, sentence = problem
+    return f"{field.removeprefix('deepspeed.')} {sentence}." if field else f"{sentence}."
+
+
+def _verdict(tone: str, sentence: str, why: str, mark: str = "") -> str:
+    return f'<div class="ex-say ex-{tone}"><p class="ex-sentence">{escape(sentence)} {mark}</p><p class="ex-why">{escape(why)}</p></div>'
+
+
+def _card(setup: Setup | None, profile: Profile) -> str:
+    if setup is not None and setup.gpu and setup.capacity_gib is None:
+        return text("verdict.card", name=setup.gpu)
+    return text("verdict.limit", gib=human(profile.verdict.capacity_bytes or 0))
+
+
+# -- the figures ------------------------------------------------------------------------------------------------------------
+
+
+def figures(state: ExplorerState) -> str:
+    """The numbers a person came for, each with where it comes from."""
+    profile = state.estimate
+    if profile is None:
+        return ""
+    measured = state.measured.profile if state.measured else None
+    parts = [
+        _figure("peak", amount(profile.peak.allocated_bytes), when(profile.peak.allocated_step, profile.peak.allocated_phase), measured and human(measured.peak.allocated_bytes)),
+        _headroom(profile),
+        _largest(state),
+        _figure("host", amount(_host(profile)), _per_node(profile, state.setup), measured and human(_host(measured))),
+    ]
+    stale = " ex-stale" if state.stale else ""
+    return f'<dl class="ex-figures{stale}">{"".join(parts)}</dl>'
+
+
+def _figure(key: str, value: str, note: str, measured: str | None = None) -> str:
+    second = f'<dd class="ex-second">{escape(measured)} {tag("measured")}</dd>' if measured else ""
+    return f'<div><dt>{escape(text(f"figure.{key}"))}</dt><dd class="ex-value">{value}</dd><dd class="ex-note">{tag("estimated")} {escape(note)}</dd>{second}</div>'
+
+
+def _headroom(profile: Profile) -> str:
+    room, capacity = profile.verdict.headroom_bytes, profile.verdict.capacity_bytes
+    if room is None or capacity is None:
+        return _figure("headroom", text("figure.largest.unknown"), "")
+    return _figure("headroom" if room >= 0 else "over", amount(abs(room)), text("figure.headroom.of", capacity=human(capacity)))
+
+
+def _largest(state: ExplorerState) -> str:
+    if state.estimate.verdict.answer is None:
+        return _figure("largest", text("figure.largest.unknown"), "")
+    if not state.largest_known:
+        return _figure("largest", text("figure.largest.wait"), "")
+    return _figure("largest", str(state.largest) if state.largest else text("figure.largest.none"), "")
+
+
+def _host(profile: Profile) -> int:
+    return profile.host.peak_bytes or profile.host.resident_bytes
+
+
+def _per_node(profile: Profile, setup: Setup | None) -> str:
+    n = min(setup.world_size, setup.gpus_per_node) if setup else 1
+    return text("figure.host.node", node=human(profile.host.per_node_bytes), n=n)
+
+
+# -- category by category ---------------------------------------------------------------------------------------------------
+
+
+def breakdown(estimated: Profile | None, measured: Profile | None) -> str:
+    """The table of categories: the key to the charts' colours, the numbers, and the difference."""
+    shown = [(s, p) for s, p in (("estimated", estimated), ("measured", measured)) if p is not None]
+    if not shown:
+        return ""
+    largest = max((size for _, p in shown for size in p.at_peak.values()), default=1) or 1
+    rows = "".join(_row(c, shown, largest) for c in CATEGORIES if any(p.at_peak.get(c) for _, p in shown))
+    heads = "".join(f'<th scope="col" class="ex-num">{escape(text(f"table.{source}"))}</th>' for source, _ in shown)
+    last = f'<th scope="col" class="ex-num">{escape(text("table.difference"))}</th>' if len(shown) == 2 else ""
+    return (
+        f'<h2>{escape(text("table.title"))}</h2><table class="ex-table"><caption class="ex-hidden">{escape(text("table.caption"))}</caption>'
+        f'<thead><tr><th scope="col">{escape(text("table.category"))}</th><th aria-hidden="true" class="ex-bars"></th>{heads}{last}</tr></thead>'
+        f"<tbody>{rows}</tbody><tfoot>{_sum('total', 'allocated_bytes', shown)}{_sum('reserved', 'reserved_bytes', shown)}</tfoot></table>"
+    )
+
+
+def _row(category: str, shown: list[tuple[str, Profile]], largest: int) -> str:
+    sizes = [p.at_peak.get(category, 0) for _, p in shown]
+    bars = "".join(f'<i class="ex-{source}" style="width:{100 * size / largest:.2f}%;background:{COLOURS[category]}"></i>' for (source, _), size in zip(shown, sizes, strict=True))
+    return (
+        f'<tr data-category="{category}"><th scope="row"><span class="ex-swatch" style="background:{COLOURS[category]}"></span>{escape(text(f"category.{category}"))}'
+        f'<small>{escape(text(f"about.{category}"))}</small></th><td class="ex-bars" aria-hidden="true">{bars}</td>{_cells(sizes)}</tr>'
+    )
+
+
+def _sum(key: str, attribute: str, shown: list[tuple[str, Profile]]) -> str:
+    sizes = [getattr(p.peak, attribute) for _, p in shown]
+    return f'<tr><th scope="row">{escape(text(f"table.{key}"))}</th><td class="ex-bars"></td>{_cells(sizes)}</tr>'
+
+
+def _cells(sizes: list[int]) -> str:
+    cells = "".join(f'<td class="ex-num">{gib(size):.2f}</td>' for size in sizes)
+    return cells + (f'<td class="ex-num ex-diff">{difference(sizes[1] - sizes[0])}</td>' if len(sizes) == 2 else "")
+
+
+def difference(n_bytes: int) -> str:
+    """Measured less estimated, signed; 0 where two decimals show none."""
+    size = f"{abs(gib(n_bytes)):.2f}"
+    return "0" if size == "0.00" else ("+" if n_bytes > 0 else "&minus;") + size
+
+
+# -- the measurement ----------------------------------------------------------------------------------------------------------
+
+
+def measurement(state: ExplorerState) -> str:
+    """Where the measurement shown was made, when, and how near the estimate is."""
+    if state.measured is None:
+        return ""
+    profile = state.measured.profile
+    where = text("measured.on.cpu") if profile.measured_on == "cpu" else text("measured.on.cuda", gpu=profile.environment.get("gpu") or "GPU")
+    parts = [where + _date(state.measured) + ".", _outcome(profile), _nearness(state)]
+    return f'<p class="ex-where">{tag("measured")} {escape(" ".join(p for p in parts if p))}</p>'
+
+
+def _date(measured: Measured) -> str:
+    return text("measured.when", date=measured.recorded_at[:10]) if measured.recorded_at else ""
+
+
+def _outcome(profile: Profile) -> str:
+    failure = profile.verdict.failure
+    return f"{failure.text[:300]}" if failure else ""
+
+
+def _nearness(state: ExplorerState) -> str:
+    difference_, measured = state.comparison, state.measured.profile
+    if difference_ is None or measured.verdict.failure:
+        return ""
+    off = -difference_.peak_allocated_bytes
+    if off == 0:
+        return text("measured.exact")
+    share = 100 * abs(off) / max(1, measured.peak.allocated_bytes)
+    percent = "less than 0.1 %" if share < 0.1 else f"{share:.1f} %"
+    return text("measured.worst", percent=percent, side=text("measured.high" if off > 0 else "measured.low"), category=text(f"category.{difference_.worst_category}").lower())
+
+
+def probe_words(state: ExplorerState, accelerator: str | None) -> str:
+    """What the probe button does here, how far it is, or why it is off."""
+    status = state.probe_status
+    if status.state == "running":
+        seconds = text("probe.seconds", seconds=status.seconds)
+        return f'<p class="ex-progress" role="status"><span class="ex-pulse"></span>{escape(status.text or text("probe.starting"))} <span class="ex-dim">{seconds}</span></p>'
+    said = {"failed": text("probe.failed", text=status.text), "cancelled": text("probe.cancelled", seconds=status.seconds), "done": text("probe.done", seconds=status.seconds)}.get(status.state, "")
+    about = state.probe_obstacle or text(f"probe.{accelerator or 'none'}")
+    tone = "ex-alert" if status.state == "failed" else ""
+    return f'<p class="{tone}" role="status">{escape(said)}</p><p>{escape(about)}</p>'
+
+
+# -- the rest -----------------------------------------------------------------------------------------------------------------
+
+
+def notes(estimated: Profile | None, measured: Profile | None) -> str:
+    """What either side assumed or found."""
+    return "".join(_notes(source, p) for source, p in (("estimated", estimated), ("measured", measured)) if p is not None and p.notes)
+
+
+def _notes(source: str, profile: Profile) -> str:
+    items = "".join(f"<li>{escape(_sentence(note))}</li>" for note in profile.notes)
+    return f'<h2>{escape(text(f"notes.{source}"))}</h2><ul class="ex-notes">{items}</ul>'
+
+
+def _sentence(note: str) -> str:
+    return note if note.endswith((".", "!", "?")) else note + "."
+
+
+def notice(sentences: tuple[str, ...]) -> str:
+    """Sentences about the address the page was opened with."""
+    return "".join(f'<p class="ex-notice" role="status">{escape(s)}</p>' for s in sentences)
+
+
+def job_file(job: Any) -> str:
+    """The job file, folded away."""
+    return f'<details class="ex-job"><summary>{escape(text("share.show"))}</summary><pre>{escape(job)}</pre><p class="ex-dim"><code>{escape(text("share.hint"))}</code></p></details>'

@@ -1,0 +1,345 @@
+"""What the page knows: one trait per control, and what follows from them. No widgets, no browser, no kernel needed."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import traitlets as T
+
+from explorer.errors import BadInput, CouldNotRun
+from explorer.profile import Difference, Profile, difference
+from explorer.setup import Setup
+from explorer.ui import address, fields
+from explorer.ui.background import Latest, Post
+
+log = logging.getLogger(__name__)
+
+TYPING_PAUSE_S = 0.4
+"""How long a typed name or path rests before anything looks it up."""
+LARGEST_PAUSE_S = 0.15
+"""How long the page rests before the largest micro-batch is sought: it takes many estimates."""
+SAY_BUSY_AFTER_S = 0.3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProbeStatus:
+    """Where the probe stands."""
+
+    state: Literal["idle", "running", "done", "failed", "cancelled"] = "idle"
+    text: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """A measurement of the very setup shown, and when it was made (ISO date, "" for just now)."""
+
+    profile: Profile
+    recorded_at: str = ""
+
+
+
+def _count(**kwargs: Any) -> T.Union:
+    """A count as a number, or as typed: what was typed stays, right or wrong."""
+    return T.Union([T.Int(), T.Unicode()], **kwargs)
+
+
+class ExplorerState(T.HasTraits):
+    """The page without its widgets. Set a control's trait; `setup`, `problem`, `estimate`, `measured` and `comparison` follow."""
+
+    model = T.Unicode()
+    config_text = T.Unicode()
+    micro_batch = _count()
+    sequence = _count(allow_none=True)
+    target_sequence = _count(allow_none=True)
+    image_size = _count(allow_none=True)
+    precision = T.Unicode()
+    stage = T.Unicode()
+    offload_optimizer = T.Unicode()
+    offload_param = T.Unicode()
+    gradient_accumulation_steps = _count()
+    gradient_checkpointing = T.Bool()
+    attention = T.Unicode()
+    optimizer = T.Unicode()
+    world_size = _count()
+    gpu = T.Unicode()
+    reduce_bucket_size = _count(allow_none=True)
+    overlap_comm = T.Unicode()
+    stage3_prefetch_bucket_size = _count(allow_none=True)
+    stage3_param_persistence_threshold = _count(allow_none=True)
+    stage3_max_live_parameters = _count(allow_none=True)
+    stage3_max_reuse_distance = _count(allow_none=True)
+    sub_group_size = _count(allow_none=True)
+    nvme_path = T.Unicode()
+    gpus_per_node = _count()
+
+    setup = T.Instance(Setup, allow_none=True, help="The job the controls say; None while one of them is wrong.")
+    problem = T.Tuple(allow_none=True, default_value=None, help="(control or key, sentence) of the first thing that is wrong.")
+    lengths = T.Any(None, help="The catalog's Lengths with the model's defaults filled, of the last right setup.")
+    shown_model = T.Any(None, help="The catalog's Model that `lengths` is of.")
+    estimate = T.Instance(Profile, allow_none=True, help="The last estimate; `stale` while it is not of `setup`.")
+    stale = T.Bool(False)
+    obstacle = T.Unicode("", help="Why there is no estimate although the input is right.")
+    busy = T.Unicode("", help="What is being worked out, when that takes longer than a moment.")
+    largest = T.Int(None, allow_none=True, help="The largest micro-batch that fits; None if there is none or it is not known.")
+    largest_known = T.Bool(False)
+    measured = T.Instance(Measured, allow_none=True)
+    comparison = T.Instance(Difference, allow_none=True)
+    probe_status = T.Instance(ProbeStatus, args=())
+    probe_obstacle = T.Unicode("", help="Why this setup cannot be probed here; empty where it can.")
+    notices = T.Tuple(help="Sentences about the address the page was opened with.")
+    query = T.Unicode("", help="The address's query that brings this state back.")
+
+    def __init__(self, setup: Setup | None = None, *, post: Post | None = None) -> None:
+        super().__init__()
+        self._post: Post = post or (lambda call: call())
+        self._estimates = Latest("estimate", lambda: self._post)
+        self._largests = Latest("largest micro-batch", lambda: self._post)
+        self._records: dict[str, Measured] = {}
+        self._cancel: threading.Event | None = None
+        self._together = False
+        self._base = setup or fields.default_setup()
+        self.observe(self._control_changed, list(fields.FIELDS))
+        self.from_setup(self._base)
+
+    # -- controls -> setup ------------------------------------------------------------------------------------------
+
+    def values(self) -> dict[str, Any]:
+        """Every control's value as it stands."""
+        return {name: getattr(self, name) for name in fields.FIELDS}
+
+    def update(self, **values: Any) -> None:
+        """Set several controls at once, with one new estimate."""
+        with self._one_change():
+            for name, value in values.items():
+                setattr(self, name, value)
+
+    def from_setup(self, setup: Setup) -> None:
+        """Show this job. Raises BadInput where DeepSpeed would refuse it."""
+        values = fields.read(setup)
+        self._base = setup
+        self.update(**values)
+
+    def from_query(self, query: str) -> None:
+        """Show what an address says; what it says wrongly is left out, with a notice."""
+        setup, values, notices = address.read(query)
+        try:
+            start = fields.read(setup) if setup else {}
+        except BadInput as error:
+            setup, start, notices = None, {}, [*notices, f"The job in this address is refused: {error}"]
+        self._base = setup or self._base
+        self.notices = tuple(notices)
+        self.update(**start, **values)
+
+    def to_query(self) -> str:
+        """The address's query that brings this state back, without "?"."""
+        return address.write(self._base, self.values(), self.setup)
+
+    @contextmanager
+    def _one_change(self) -> Iterator[None]:
+        self._together = True
+        try:
+            yield
+        finally:
+            self._together = False
+            self._derive()
+
+    def _control_changed(self, change: dict[str, Any]) -> None:
+        if self._together:
+            return
+        if change["name"] in ("model", "config_text"):
+            with self._one_change():
+                self.sequence = self.target_sequence = self.image_size = None
+            return
+        self._derive()
+
+    def _derive(self) -> None:
+        try:
+            setup = fields.write(self._base, self.values())
+            self._check(setup)
+        except BadInput as error:
+            self._refuse(error)
+            return
+        finally:
+            self.query = self.to_query()
+        if setup == self.setup and not self.stale:
+            self.problem = None
+            return
+        self.problem, self.setup, self.stale, self.largest_known = None, setup, True, False
+        self._show_measured()
+        self._start_estimate(setup)
+
+    def _check(self, setup: Setup) -> None:
+        """What can be checked in a moment: everything, for a catalog model or a config."""
+        from explorer import catalog, dsconfig
+
+        dsconfig.resolve(setup)
+        if setup.gpu is not None:
+            catalog.find_card(setup.gpu)
+        if _known(setup):
+            self._show_lengths(_lengths(setup))
+
+    def _show_lengths(self, found: tuple[Any, Any] | None) -> None:
+        if found:
+            self.shown_model, self.lengths = found
+
+    def _refuse(self, error: BadInput) -> None:
+        self._estimates.drop()
+        self._largests.drop()
+        sentence = str(error).removeprefix(f"{error.field}: ") if error.field else str(error)
+        self.busy, self.obstacle = "", ""
+        self.setup, self.stale, self.measured, self.comparison = None, True, None, None
+        self.problem = (error.field, sentence)
+
+    # -- the estimate -----------------------------------------------------------------------------------------------
+
+    def wait_estimate(self, timeout_s: float = 30.0) -> None:
+        """Block until the estimate is worked out (for a notebook cell or a test)."""
+        self._estimates.wait(timeout_s)
+
+    def wait_largest(self, timeout_s: float = 30.0) -> None:
+        """Block until the largest micro-batch is worked out."""
+        self._largests.wait(timeout_s)
+
+    def _start_estimate(self, setup: Setup) -> None:
+        from explorer.estimator.estimate import estimate
+
+        self._largests.drop()
+        pause = 0.0 if _known(setup) else TYPING_PAUSE_S
+        timer = threading.Timer(pause + SAY_BUSY_AFTER_S, lambda: self._post(lambda: self._say_busy(setup)))
+        timer.daemon = True
+        timer.start()
+        self._estimates.submit(lambda: _estimated(estimate, setup), lambda result: self._estimated(setup, result), delay_s=pause)
+
+    def _say_busy(self, setup: Setup) -> None:
+        if self.stale and setup == self.setup:
+            self.busy = "recording"
+
+    def _estimated(self, setup: Setup, result: Any) -> None:
+        self.busy = ""
+        if isinstance(result, BadInput):
+            self._refuse(result)
+            return
+        if isinstance(result, Exception):
+            self.obstacle = _reason(result)
+            return
+        profile, reason, lengths = result
+        self.obstacle, self.stale = "", False
+        self._show_lengths(lengths)
+        self.probe_obstacle = reason
+        self.largest, self.largest_known = profile.largest_micro_batch, profile.largest_micro_batch is not None
+        self.estimate = profile
+        self._compare()
+        if not self.largest_known and profile.verdict.answer is not None:
+            self._start_largest(setup)
+
+    def _start_largest(self, setup: Setup) -> None:
+        from explorer.estimator.estimate import largest_micro_batch
+
+        self._largests.submit(lambda: largest_micro_batch(setup), lambda result: self._largest_found(setup, result), delay_s=LARGEST_PAUSE_S)
+
+    def _largest_found(self, setup: Setup, result: Any) -> None:
+        if setup != self.setup:
+            return
+        if isinstance(result, Exception):
+            log.warning("the largest micro-batch could not be found: %s", result)
+            result = None
+        self.largest, self.largest_known = result, True
+
+    # -- the measurement --------------------------------------------------------------------------------------------
+
+    def run_probe(self) -> None:
+        """Start a real step of the setup shown, unless one runs. `probe_status` follows it, `measured` is its result."""
+        if self.setup is None or self.probe_status.state == "running":
+            return
+        self._cancel = threading.Event()
+        self.probe_status = ProbeStatus(state="running", text="")
+        threading.Thread(target=self._probe, args=(self.setup, self._cancel), name="probe", daemon=True).start()
+
+    def cancel_probe(self) -> None:
+        """End the running probe."""
+        if self._cancel is not None:
+            self._cancel.set()
+
+    def _probe(self, setup: Setup, cancel: threading.Event) -> None:
+        from explorer.measure.runner import probe
+
+        begun = time.monotonic()
+        try:
+            result: Any = probe(setup, on_progress=self._progress, cancel=cancel)
+        except Exception as error:
+            result = error
+        seconds = time.monotonic() - begun
+        self._post(lambda: self._probed(setup, cancel.is_set(), result, seconds))
+
+    def _progress(self, text: str, seconds: float) -> None:
+        self._post(lambda: self._say(text, seconds))
+
+    def _say(self, text: str, seconds: float) -> None:
+        if self.probe_status.state == "running":
+            self.probe_status = ProbeStatus(state="running", text=text, seconds=seconds)
+
+    def _probed(self, setup: Setup, cancelled: bool, result: Any, seconds: float) -> None:
+        if isinstance(result, Profile):
+            self._records[setup.digest] = Measured(profile=result)
+            self.probe_status = ProbeStatus(state="done", seconds=seconds)
+            self._show_measured()
+        elif cancelled:
+            self.probe_status = ProbeStatus(state="cancelled", seconds=seconds)
+        else:
+            self.probe_status = ProbeStatus(state="failed", text=_reason(result), seconds=seconds)
+
+    def _show_measured(self) -> None:
+        self.measured = self._find_measured(self.setup) if self.setup else None
+        self._compare()
+
+    def _find_measured(self, setup: Setup) -> Measured | None:
+        from explorer.measure import records
+
+        if setup.digest in self._records:
+            return self._records[setup.digest]
+        try:
+            record = records.find(setup)
+        except (BadInput, OSError) as error:
+            log.warning("records could not be read: %s", error)
+            return None
+        return Measured(profile=record.profile, recorded_at=record.recorded_at) if record else None
+
+    def _compare(self) -> None:
+        shown = self.measured is not None and self.estimate is not None and not self.stale
+        self.comparison = difference(self.measured.profile, self.estimate) if shown else None
+
+
+def _known(setup: Setup) -> bool:
+    """Whether the model is at hand: in the catalog, or a config; not a path or a hub id."""
+    return not isinstance(setup.model, str) or fields.read_model_name(setup.model) is not None
+
+
+def _estimated(estimate: Callable[..., Profile], setup: Setup) -> tuple[Profile, str, Any]:
+    """(the estimate, why no probe can run, the lengths): all that may take more than a moment."""
+    from explorer.measure.runner import why_not
+
+    profile = estimate(setup, largest=False)
+    return profile, why_not(setup) or "", None if _known(setup) else _lengths(setup)
+
+
+def _lengths(setup: Setup) -> tuple[Any, Any]:
+    """(the catalog's Model, its lengths in this setup)."""
+    from explorer import catalog
+
+    model = catalog.find_model(setup.model)
+    return model, catalog.lengths(setup, model)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, BadInput | CouldNotRun):
+        return str(error)
+    log.error("unexpected", exc_info=error)
+    return f"This is a fault of the explorer, not of your job: {type(error).__name__}: {error}"[:600]
+
