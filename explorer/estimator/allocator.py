@@ -128,13 +128,13 @@ class Allocator:
 
     def _grow(self, size: int, key: int) -> _Block | None:
         """Map pages behind the pool's segment; a free last block grows, else a new one follows it."""
-        tail = self.tails.get(key)
-        have = tail.size if tail is not None and tail.free else 0
-        if not self._reserve(-(-(size - have) // PAGE) * PAGE):
-            return None
-        tail = self.tails.get(key)  # giving pages back may have shortened it
-        have = tail.size if tail is not None and tail.free else 0
-        grown = -(-(size - have) // PAGE) * PAGE
+        tail, have, grown = self._growth(size, key)
+        if self.limit is not None and self.reserved + grown > self.limit:
+            self.release()
+            tail, have, grown = self._growth(size, key)
+            if self.reserved + grown > self.limit:
+                return None
+        self.reserved += grown
         if have:
             _remove(self.pools[key], tail)
             tail.size += grown
@@ -147,6 +147,12 @@ class Allocator:
             block.before, tail.after = tail, block
         self.tails[key] = block
         return block
+
+    def _growth(self, size: int, key: int) -> tuple[_Block | None, int, int]:
+        """(last block, its bytes where it is free, bytes to map for `size`)."""
+        tail = self.tails.get(key)
+        have = tail.size if tail is not None and tail.free else 0
+        return tail, have, -(-(size - have) // PAGE) * PAGE
 
     def release(self) -> None:
         """Give whole free segments back to the device (`empty_cache`); of an expandable one, the free pages at its end."""

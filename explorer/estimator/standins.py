@@ -184,15 +184,37 @@ def softmax(plain: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     return wrapped
 
 
+class _GroupedProduct(torch.autograd.Function):
+    """The grouped matrix product of an expert layer (the meta kernel takes bf16 only, CUDA's every float type)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, weight, offsets)
+        return torch.empty(x.shape[0], weight.shape[-1], dtype=x.dtype, device=x.device)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, weight, _ = ctx.saved_tensors
+        return torch.empty_like(x), torch.empty_like(weight), None
+
+
+def grouped_mm(mat_a, mat_b, *, offs=None, **_):  # noqa: ANN001, ANN003, ANN201 (torch's signature)
+    """`torch.nn.functional.grouped_mm` by shape alone."""
+    return _GroupedProduct.apply(mat_a, mat_b, offs)
+
+
 @contextmanager
 def installed(generation: str, forced: str | None = None) -> Iterator[None]:
     """All stand-ins in place of torch's functions."""
-    kept = F.scaled_dot_product_attention, F.dropout, F.softmax
-    F.scaled_dot_product_attention, F.dropout, F.softmax = attention(generation, forced), dropout, softmax(F.softmax)
+    replaced = {"scaled_dot_product_attention": attention(generation, forced), "dropout": dropout, "softmax": softmax(F.softmax), "grouped_mm": grouped_mm}
+    kept = {name: getattr(F, name) for name in replaced if hasattr(F, name)}
+    for name in kept:
+        setattr(F, name, replaced[name])
     try:
         yield
     finally:
-        F.scaled_dot_product_attention, F.dropout, F.softmax = kept
+        for name, function in kept.items():
+            setattr(F, name, function)
 
 
 # --- scratch table -------------------------------------------------------------------------------------------------------

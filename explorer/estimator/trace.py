@@ -61,7 +61,7 @@ class Trace(TorchDispatchMode):
     # --- blocks
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
-        if func is torch.ops.aten._local_scalar_dense.default:
+        if func is torch.ops.aten._local_scalar_dense.default and args[0].device.type == "meta":
             return _scalar(args[0])
         owner = self._visit()
         out = func(*args, **(kwargs or {}))

@@ -1,0 +1,76 @@
+"""GPU cards: what PyTorch shows as capacity, and what a process holds of it outside PyTorch's allocator."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+from explorer.errors import BadInput
+from explorer.units import GiB, KiB, MiB
+
+CONTEXT_BYTES = 718_077_952
+"""CUDA context with the kernels of a training step loaded, read on an H200 (torch 2.11, CUDA 13.0): device use less reserved."""
+NCCL_BYTES = 652_214_272
+"""What initialising NCCL and one all-reduce added there, on one GPU."""
+OUTSIDE_SOURCE = "read on an H200 with torch 2.11; assumed alike on other cards"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Card:
+    """One kind of card."""
+
+    name: str
+    total_bytes: int
+    """As `torch.cuda.mem_get_info` and PyTorch's out-of-memory text show it."""
+    compute_capability: float
+    attention_generation: Literal["hopper", "ampere", "older"]
+    """Which fused attention kernels PyTorch picks there."""
+    context_bytes: int
+    nccl_bytes: int
+    cublas_workspace_bytes: int
+    """ATen/cuda/CublasHandlePool.cpp: 32 MiB on Hopper and newer, 4096 KiB × 2 + 16 KiB × 8 elsewhere."""
+    source: str
+    """Where `total_bytes` comes from."""
+    outside_source: str = OUTSIDE_SOURCE
+
+
+@lru_cache(maxsize=1)
+def cards() -> tuple[Card, ...]:
+    """All cards, smallest first."""
+    data = json.loads((Path(__file__).parent / "cards.json").read_text(encoding="utf-8"))
+    return tuple(sorted((_card(name, facts) for name, facts in data.items()), key=lambda c: c.total_bytes))
+
+
+def _card(name: str, facts: dict) -> Card:
+    capability = facts["compute_capability"]
+    amd = facts.get("vendor") == "amd"
+    hopper = capability >= 9 and not amd
+    return Card(
+        name=name,
+        total_bytes=facts.get("total_bytes") or int(facts["total_gib"] * GiB),
+        compute_capability=capability,
+        attention_generation="hopper" if hopper else "ampere" if capability >= 8 else "older",
+        context_bytes=CONTEXT_BYTES,
+        nccl_bytes=NCCL_BYTES,
+        cublas_workspace_bytes=32 * MiB if hopper else 2 * 4096 * KiB + 8 * 16 * KiB,
+        source=facts["source"],
+    )
+
+
+def find_card(name: str) -> Card:
+    """A card by name, in any writing; BadInput("gpu", ...) with the nearest names otherwise."""
+    plain = _plain(name)
+    for card in cards():
+        if plain in (_plain(card.name), "nvidia" + _plain(card.name)):
+            return card
+    names = [card.name for card in cards()]
+    near = difflib.get_close_matches(name.upper(), names, 3, 0.3) or names
+    raise BadInput("gpu", f"{name!r} is not a known card; choose one of {', '.join(near)}, or give capacity_gib instead")
+
+
+def _plain(name: str) -> str:
+    return "".join(c for c in name.lower() if c.isalnum())
