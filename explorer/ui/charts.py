@@ -41,7 +41,9 @@ def card_rows(estimated: Profile | None, measured: Profile | None = None, *, car
     """One row a category and source, stacked: `start`, `end` and `gib` in GiB; and one row for the capacity."""
     rows: Rows = []
     for source, profile in _present(estimated, measured):
-        rows += _stack(profile.at_peak, source=source, bar=text(f"source.{source}"))
+        bar = text(f"source.{source}")
+        rows += _stack(profile.at_peak, source=source, bar=bar)
+        rows.append({"kind": "total", "source": source, "bar": bar, "end": gib(profile.peak.allocated_bytes), "label": f"{_short(gib(profile.peak.allocated_bytes))} {text('chart.gib')}"})
     capacity = next((p.verdict.capacity_bytes for _, p in _present(estimated, measured) if p.verdict.capacity_bytes), None)
     if capacity and rows:
         rows.append({"kind": "capacity", "end": gib(capacity), "label": _capacity_label(capacity, card)})
@@ -95,6 +97,9 @@ def _capacity_label(capacity_bytes: int, card: str | None) -> str:
     return text("chart.capacity", card=card or text("chart.a_card"), gib=_short(gib(capacity_bytes)))
 
 
+_GIB = f"datum.label + (datum.index == 1 ? ' {text('chart.gib')}' : '')"
+"""The unit once, at the last tick."""
+
 # -- Altair -----------------------------------------------------------------------------------------------------------
 
 
@@ -117,7 +122,7 @@ def card_spec(data: Any) -> alt.LayerChart:
     import altair as alt
 
     base = alt.Chart(data)
-    x = alt.X("start:Q", title=text("chart.gib"), axis=alt.Axis(grid=True, tickCount=6, domain=False, ticks=False, format="~r", labelPadding=6), scale=alt.Scale(nice=False, zero=True))
+    x = alt.X("start:Q", title=None, axis=alt.Axis(grid=True, tickCount=6, domain=False, ticks=False, labelExpr=_GIB, labelPadding=6), scale=alt.Scale(nice=False, zero=True))
     y = alt.Y("bar:N", title=None, sort=[text("source.estimated"), text("source.measured")], axis=alt.Axis(domain=False, ticks=False, labelPadding=10, labelFontSize=13), scale=alt.Scale(paddingInner=0.35, paddingOuter=0.3))
     parts = base.transform_filter("datum.kind == 'part'")
     bars = parts.mark_bar(height={"band": 1}, strokeWidth=1).encode(
@@ -129,9 +134,10 @@ def card_spec(data: Any) -> alt.LayerChart:
         x="middle:Q", y=y, text="label:N", color=alt.condition(alt.FieldOneOfPredicate(field="category", oneOf=sorted(DARK_INK)), alt.value("#0b1a16"), alt.value("#ffffff")), opacity=alt.condition(wide, alt.value(1), alt.value(0))
     ).properties(name="inside")
     capacity = base.transform_filter("datum.kind == 'capacity'")
+    totals = base.transform_filter("datum.kind == 'total'").mark_text(align="left", dx=8, fontSize=13, fontWeight=600, aria=False).encode(x="end:Q", y=y, text="label:N").properties(name="total")
     line = capacity.mark_rule(strokeWidth=2, strokeDash=[6, 3]).encode(x="end:Q", description="label:N").properties(name="limit")
     label = capacity.mark_text(align="right", dx=-6, y=-8, fontSize=12, fontWeight=600).encode(x="end:Q", text="label:N").properties(name="limitlabel")
-    return _dressed(alt.layer(bars, names, line, label).properties(width="container", height=alt.Step(54)))
+    return _dressed(alt.layer(bars, names, totals, line, label).properties(width="container", height=alt.Step(60)))
 
 
 def phase_spec(data: Any) -> alt.LayerChart:
@@ -141,10 +147,10 @@ def phase_spec(data: Any) -> alt.LayerChart:
     base = alt.Chart(data)
     moments = [f"{step} {phase}" for step, phase in MOMENTS]
     moments.insert(4, "")  # a gap between the first step and the later ones
-    axis = alt.Axis(domain=False, ticks=False, labelAngle=0, labelPadding=8, labelExpr="split(datum.value, ' ')[1]", labelOverlap=False)
+    axis = alt.Axis(domain=False, ticks=False, labelAngle=0, labelPadding=8, labelExpr="width < 460 ? {forward: 'fwd', backward: 'bwd'}[split(datum.value, ' ')[1]] || split(datum.value, ' ')[1] : split(datum.value, ' ')[1]", labelOverlap=False)
     x = alt.X("moment:N", title=None, sort=moments, axis=axis, scale=alt.Scale(domain=moments, paddingInner=0.28, paddingOuter=0.1))
     offset = alt.XOffset("source:N", sort=["estimated", "measured"], scale=alt.Scale(paddingInner=0.06))
-    y = alt.Y("start:Q", title=text("chart.gib"), axis=alt.Axis(grid=True, tickCount=5, domain=False, ticks=False, format="~r", titleAngle=0, titleAlign="right", titleY=-12, titleX=-8), scale=alt.Scale(nice=False, zero=True))
+    y = alt.Y("start:Q", title=None, axis=alt.Axis(grid=True, tickCount=5, domain=False, ticks=False, labelExpr=_GIB), scale=alt.Scale(nice=False, zero=True))
     parts = base.transform_filter("datum.kind == 'part'")
     tips = [alt.Tooltip("who:N", title=" "), alt.Tooltip("step:N", title=text("chart.step")), alt.Tooltip("label:N", title=text("chart.category")), alt.Tooltip("gib:N", title=text("chart.gib"))]
     bars = parts.mark_bar(strokeWidth=1).encode(x=x, xOffset=offset, y=y, y2="end:Q", color=_colour(), tooltip=tips, description=alt.Description("spoken:N")).transform_calculate(

@@ -88,6 +88,7 @@ class Controls:
 
     def _bind(self, name: str, widget: W.Widget) -> W.Widget:
         """Join a widget's value to the state's trait, both ways, and put its notice under it."""
+        widget.tooltip = text(f"control.{name}")
         widget.value = getattr(self.state, name)
         widget.observe(lambda change: setattr(self.state, name, change["new"]), "value")
         self.state.observe(lambda change: setattr(widget, "value", change["new"]), name)
@@ -197,8 +198,8 @@ class Controls:
         name = control_of(field)
         if name == "model" and self.state.model == fields.CUSTOM:
             name = "config_text"
-        spoken = text(f"control.{name}") if name else field
-        return name, f"{spoken if field in fields.FIELDS else field.removeprefix('deepspeed.')} {sentence}"
+        spoken = text("spoken.config_text") if name == "config_text" else text(f"control.{name}") if field in fields.FIELDS else field.removeprefix("deepspeed.")
+        return name, f"{spoken} {sentence}."
 
     def _off(self, name: str) -> tuple[bool, str]:
         """(whether DeepSpeed would ignore this control now, the reason to show under it)."""

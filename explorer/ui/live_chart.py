@@ -16,6 +16,8 @@ from typing import Any
 import anywidget
 import traitlets as T
 
+from explorer.ui.visit import quick_jsonschema
+
 STATIC = Path(__file__).parent / "static"
 
 
@@ -60,7 +62,8 @@ def spec(name: str) -> dict[str, Any]:
     key = _version("altair") + "".join((here / part).read_text(encoding="utf-8") for part in ("charts.py", "texts.py"))
 
     def build() -> str:
-        import altair as alt
+        with quick_jsonschema():
+            import altair as alt
 
         from explorer.ui import charts
 

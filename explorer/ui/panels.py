@@ -114,7 +114,7 @@ def _host(profile: Profile) -> int:
 
 def _per_node(profile: Profile, setup: Setup | None) -> str:
     n = min(setup.world_size, setup.gpus_per_node) if setup else 1
-    return text("figure.host.node", node=human(profile.host.per_node_bytes), n=n)
+    return "" if n == 1 else text("figure.host.node", node=human(profile.host.per_node_bytes), n=n)
 
 
 # -- category by category ---------------------------------------------------------------------------------------------------

@@ -50,7 +50,10 @@ def _warm() -> None:
 
 def _application() -> type:
     """Voila, which says its address once it listens (not the one asked for: that port may be taken)."""
-    from voila.app import Voila
+    from explorer.ui.visit import quick_jsonschema
+
+    with quick_jsonschema():
+        from voila.app import Voila
 
     class Page(Voila):
         def listen(self) -> None:

@@ -55,6 +55,7 @@ ENGLISH: dict[str, str] = {
     "control.model.custom": "Paste a config or a path …",
     "control.config_text": "config.json, folder or hub id",
     "control.config_text.placeholder": "{ \"model_type\": \"llama\", … }   or   /path/to/model",
+    "spoken.config_text": "What is pasted",
     "control.micro_batch": "Micro-batch per GPU",
     "control.sequence": "Sequence length",
     "control.target_sequence": "Target length",
@@ -116,7 +117,7 @@ ENGLISH: dict[str, str] = {
     "figure.largest.wait": "…",
     "figure.largest.unknown": "–",
     "figure.host": "Host memory per process",
-    "figure.host.node": "{node} per node of {n}",
+    "figure.host.node": "{node} a node of {n} GPUs",
     "figure.parameters": "Parameters",
     # breakdown
     "table.title": "Category by category",
