@@ -37,7 +37,8 @@ class Mailbox:
 
 
 class Latest:
-    """One thread that runs the newest job it was given; a job overtaken before it starts never runs, one overtaken while it runs is not reported."""
+    """One thread that runs the newest job it was given. A job overtaken before it starts never runs; one overtaken while it runs is still
+    reported (a dragged slider shows something), and always before the newer one."""
 
     def __init__(self, name: str, post: Callable[[], Post]) -> None:
         self._name = name
@@ -45,11 +46,12 @@ class Latest:
         self._changed = threading.Condition()
         self._job: tuple[int, Callable[[], Any], Callable[[Any], None], float] | None = None
         self._number = 0
+        self._dropped = 0
         self._running = False
         self._thread: threading.Thread | None = None
 
     def submit(self, work: Callable[[], Any], done: Callable[[Any], None], *, delay_s: float = 0.0) -> None:
-        """Run `work()` in the thread, then `done(result or exception)` through post, unless something newer came."""
+        """Run `work()` in the thread, then `done(result or exception)` through post, unless something newer came before it began."""
         with self._changed:
             self._number += 1
             self._job = (self._number, work, done, delay_s)
@@ -61,7 +63,7 @@ class Latest:
     def drop(self) -> None:
         """Forget what waits and the report of what runs."""
         with self._changed:
-            self._number += 1
+            self._dropped = self._number
             self._job = None
             self._changed.notify_all()
 
@@ -87,13 +89,13 @@ class Latest:
             while True:
                 self._changed.wait_for(lambda: self._job is not None)
                 number, work, done, delay_s = self._job
-                if delay_s and self._changed.wait_for(lambda number=number: self._number != number, delay_s):
+                if delay_s and self._changed.wait_for(lambda number=number: self._job is None or self._job[0] != number, delay_s):
                     continue
                 self._job, self._running = None, True
                 return number, work, done
 
     def _report(self, number: int, done: Callable[[Any], None], result: Any) -> None:
-        if number != self._number:
+        if number <= self._dropped:
             return
         try:
             done(result)

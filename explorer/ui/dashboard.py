@@ -15,6 +15,7 @@ from explorer.ui import charts, panels
 from explorer.ui.background import Mailbox
 from explorer.ui.controls import Controls
 from explorer.ui.live_chart import STATIC, LiveChart, VegaRuntime, spec
+from explorer.ui.measurements import Measured
 from explorer.ui.parts import Tools
 from explorer.ui.state import ExplorerState
 from explorer.ui.texts import text
@@ -93,13 +94,11 @@ class Explorer(W.VBox):
         return _classed(W.VBox([W.HTML(f"<h2>{text('probe.title')}</h2>"), buttons, self._probe_words, self._where]), "ex-panel")
 
     def _records(self) -> W.Widget:
-        from explorer.measure import records
-
-        kept = _readable(records)
-        options = [(text("records.choose", n=len(kept)), None)] + [(_record_label(r), r) for r in kept]
+        kept = self.state.measurements.all()
+        options = [(text("records.choose", n=len(kept)), None)] + [(_record_label(m), m.setup) for m in kept]
         choice = _classed(W.Dropdown(options=options, description=text("records.label")), "ex-records")
         choice.layout.display = None if kept else "none"
-        choice.observe(lambda change: change["new"] and self.state.from_setup(change["new"].setup), "value")
+        choice.observe(lambda change: change["new"] and self.state.from_setup(change["new"]), "value")
         return choice
 
     # -- following the state --------------------------------------------------------------------------------------------
@@ -175,15 +174,8 @@ def _deepspeed_config(setup: Setup) -> str:
     return json.dumps(dict(resolve(setup).config), indent=2)
 
 
-def _readable(records: Any) -> list[Any]:
-    try:
-        return list(records.all())
-    except OSError:
-        return []
-
-
-def _record_label(record: Any) -> str:
-    setup = record.setup
+def _record_label(measured: Measured) -> str:
+    setup = measured.setup
     model = setup.model if isinstance(setup.model, str) else setup.model.get("model_type", "config")
     stage = (setup.deepspeed.get("zero_optimization") or {}).get("stage", 0)
-    return f"{model}, ZeRO-{stage}, micro-batch {setup.micro_batch}: {human(record.profile.peak.allocated_bytes)}"
+    return f"{model}, ZeRO-{stage}, micro-batch {setup.micro_batch}: {human(measured.profile.peak.allocated_bytes)}"

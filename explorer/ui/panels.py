@@ -8,7 +8,8 @@ from typing import Any
 from explorer.profile import CATEGORIES, Profile
 from explorer.setup import Setup
 from explorer.ui.charts import COLOURS
-from explorer.ui.state import ExplorerState, Measured
+from explorer.ui.measurements import Measured
+from explorer.ui.state import ExplorerState
 from explorer.ui.texts import text
 from explorer.units import gib, human
 
@@ -46,7 +47,7 @@ def verdict(state: ExplorerState) -> str:
     if state.obstacle:
         return _verdict("plain", text("verdict.obstacle"), state.obstacle)
     if state.estimate is None or state.busy:
-        return _verdict("plain", text("verdict.waiting"), text("verdict.recording") if state.busy else "")
+        return _verdict("plain", text("verdict.recording" if state.busy else "verdict.waiting"), text("verdict.recording.why", now=state.busy) if state.busy else "")
     profile = state.estimate
     if profile.verdict.answer is None:
         return _verdict("plain", text("verdict.none", peak=human(profile.peak.allocated_bytes)), profile.verdict.why, tag("estimated"))

@@ -17,6 +17,7 @@ from explorer.profile import Difference, Profile, difference
 from explorer.setup import Setup
 from explorer.ui import address, fields
 from explorer.ui.background import Latest, Post
+from explorer.ui.measurements import Measured, Measurements
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +25,6 @@ TYPING_PAUSE_S = 0.4
 """How long a typed name or path rests before anything looks it up."""
 LARGEST_PAUSE_S = 0.15
 """How long the page rests before the largest micro-batch is sought: it takes many estimates."""
-SAY_BUSY_AFTER_S = 0.3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,15 +34,6 @@ class ProbeStatus:
     state: Literal["idle", "running", "done", "failed", "cancelled"] = "idle"
     text: str = ""
     seconds: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
-    """A measurement of the very setup shown, and when it was made (ISO date, "" for just now)."""
-
-    profile: Profile
-    recorded_at: str = ""
-
 
 
 def _count(**kwargs: Any) -> T.Union:
@@ -101,7 +92,7 @@ class ExplorerState(T.HasTraits):
         self._post: Post = post or (lambda call: call())
         self._estimates = Latest("estimate", lambda: self._post)
         self._largests = Latest("largest micro-batch", lambda: self._post)
-        self._records: dict[str, Measured] = {}
+        self.measurements = Measurements()
         self._cancel: threading.Event | None = None
         self._together = False
         self._base = setup or fields.default_setup()
@@ -211,17 +202,24 @@ class ExplorerState(T.HasTraits):
         from explorer.estimator.estimate import estimate
 
         self._largests.drop()
-        pause = 0.0 if _known(setup) else TYPING_PAUSE_S
-        timer = threading.Timer(pause + SAY_BUSY_AFTER_S, lambda: self._post(lambda: self._say_busy(setup)))
-        timer.daemon = True
-        timer.start()
-        self._estimates.submit(lambda: _estimated(estimate, setup), lambda result: self._estimated(setup, result), delay_s=pause)
 
-    def _say_busy(self, setup: Setup) -> None:
+        def progress(text: str, seconds: float) -> None:
+            self._post(lambda: self._say_busy(setup, text))
+
+        self._estimates.submit(
+            lambda: _estimated(estimate, setup, progress, self.measurements),
+            lambda result: self._estimated(setup, result),
+            delay_s=0.0 if _known(setup) else TYPING_PAUSE_S,
+        )
+
+    def _say_busy(self, setup: Setup, text: str) -> None:
         if self.stale and setup == self.setup:
-            self.busy = "recording"
+            self.busy = text
 
     def _estimated(self, setup: Setup, result: Any) -> None:
+        if setup != self.setup:  # overtaken while it ran
+            self.estimate = self.estimate if isinstance(result, Exception) else result[0]
+            return
         self.busy = ""
         if isinstance(result, BadInput):
             self._refuse(result)
@@ -229,10 +227,11 @@ class ExplorerState(T.HasTraits):
         if isinstance(result, Exception):
             self.obstacle = _reason(result)
             return
-        profile, reason, lengths = result
+        profile, reason, lengths, measured = result
         self.obstacle, self.stale = "", False
         self._show_lengths(lengths)
         self.probe_obstacle = reason
+        self.measured = measured
         self.largest, self.largest_known = profile.largest_micro_batch, profile.largest_micro_batch is not None
         self.estimate = profile
         self._compare()
@@ -287,7 +286,7 @@ class ExplorerState(T.HasTraits):
 
     def _probed(self, setup: Setup, cancelled: bool, result: Any, seconds: float) -> None:
         if isinstance(result, Profile):
-            self._records[setup.digest] = Measured(profile=result)
+            self.measurements.add(setup, result)
             self.probe_status = ProbeStatus(state="done", seconds=seconds)
             self._show_measured()
         elif cancelled:
@@ -296,20 +295,9 @@ class ExplorerState(T.HasTraits):
             self.probe_status = ProbeStatus(state="failed", text=_reason(result), seconds=seconds)
 
     def _show_measured(self) -> None:
-        self.measured = self._find_measured(self.setup) if self.setup else None
+        known = self.setup is not None and _known(self.setup)  # a path or a hub id is looked up in the thread only
+        self.measured = self.measurements.find(self.setup) if known else None
         self._compare()
-
-    def _find_measured(self, setup: Setup) -> Measured | None:
-        from explorer.measure import records
-
-        if setup.digest in self._records:
-            return self._records[setup.digest]
-        try:
-            record = records.find(setup)
-        except (BadInput, OSError) as error:
-            log.warning("records could not be read: %s", error)
-            return None
-        return Measured(profile=record.profile, recorded_at=record.recorded_at) if record else None
 
     def _compare(self) -> None:
         shown = self.measured is not None and self.estimate is not None and not self.stale
@@ -321,12 +309,12 @@ def _known(setup: Setup) -> bool:
     return not isinstance(setup.model, str) or fields.read_model_name(setup.model) is not None
 
 
-def _estimated(estimate: Callable[..., Profile], setup: Setup) -> tuple[Profile, str, Any]:
-    """(the estimate, why no probe can run, the lengths): all that may take more than a moment."""
+def _estimated(estimate: Callable[..., Profile], setup: Setup, progress: Callable[[str, float], None], measurements: Measurements) -> tuple[Profile, str, Any, Measured | None]:
+    """(the estimate, why no probe can run, the lengths, the measurement): all that may take more than a moment."""
     from explorer.measure.runner import why_not
 
-    profile = estimate(setup, largest=False)
-    return profile, why_not(setup) or "", None if _known(setup) else _lengths(setup)
+    profile = estimate(setup, largest=False, on_progress=progress)
+    return profile, why_not(setup) or "", None if _known(setup) else _lengths(setup), measurements.find(setup)
 
 
 def _lengths(setup: Setup) -> tuple[Any, Any]:

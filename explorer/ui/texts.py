@@ -99,7 +99,8 @@ ENGLISH: dict[str, str] = {
     "verdict.does not fit": "Does not fit {card}.",
     "verdict.none": "{peak} at the peak.",
     "verdict.waiting": "Working it out …",
-    "verdict.recording": "Recording the model’s forward and backward. This happens once a model and takes some seconds.",
+    "verdict.recording": "Recording the model …",
+    "verdict.recording.why": "Once a model, its forward and backward are written down; that takes some seconds. Now: {now}.",
     "verdict.limit": "the limit of {gib}",
     "verdict.card": "one {name}",
     "verdict.last": "The figures below are of the last setup that was right.",
@@ -149,7 +150,7 @@ ENGLISH: dict[str, str] = {
     "measured.high": "above the measurement",
     "measured.low": "below the measurement",
     "records.label": "Recorded measurements",
-    "records.choose": "open one of {n} …",
+    "records.choose": "Open one of {n} …",
     # rest
     "notes.estimated": "Notes on the estimate",
     "notes.measured": "Notes on the measurement",

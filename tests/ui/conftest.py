@@ -61,8 +61,9 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     """Estimator and probe replaced by functions a test sets."""
     made = Bench()
 
-    def estimate(setup, largest=True, **_):
+    def estimate(setup, largest=True, on_progress=None):
         made.estimates.append(setup)
+        on_progress("tracing gpt2", 0.5)
         return made.estimate(setup)
 
     estimator = types.ModuleType("explorer.estimator.estimate")

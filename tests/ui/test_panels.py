@@ -11,7 +11,8 @@ import pytest
 from explorer.profile import Failure, Verdict
 from explorer.ui import panels, texts
 from explorer.ui.dashboard import Explorer
-from explorer.ui.state import ExplorerState, Measured
+from explorer.ui.measurements import Measured
+from explorer.ui.state import ExplorerState
 from explorer.units import GiB
 from tests.ui.conftest import make_profile
 
@@ -22,6 +23,10 @@ def state(bench) -> ExplorerState:
     made.wait_estimate()
     made.wait_largest()
     return made
+
+
+def shown(state: ExplorerState, profile) -> Measured:
+    return Measured(setup=state.setup, profile=profile, recorded_at="2026-11-30T10:00:00")
 
 
 def words(html: str) -> str:
@@ -37,7 +42,7 @@ def test_the_verdict_is_a_sentence(state, answer, said):
 def test_every_figure_says_where_it_comes_from(state):
     html = panels.figures(state)
     assert html.count("<dt>") == html.count(">estimated</span>") == 4
-    state.measured = Measured(profile=make_profile("measured"))
+    state.measured = shown(state, make_profile("measured"))
     assert panels.figures(state).count(">measured</span>") == 2
 
 
@@ -55,7 +60,7 @@ def test_the_table_has_the_difference_by_category():
 
 def test_a_failed_run_shows_what_pytorch_said(state):
     failed = replace(make_profile("measured"), verdict=Verdict(answer="does not fit", failure=Failure(phase="backward", step="first", requested_bytes=1, text="CUDA out of memory. Tried to allocate <954> MiB")))
-    state.measured = Measured(profile=failed)
+    state.measured = shown(state, failed)
     assert "Tried to allocate &lt;954&gt; MiB" in panels.measurement(state)
 
 
@@ -69,9 +74,9 @@ def test_nothing_a_person_typed_becomes_html(bench):
     page.state.from_query("optimizer=" + HOSTILE)
     page.wait()
     page.state.micro_batch = HOSTILE
-    shown = [w.value for w in _html_widgets(page)]
-    assert not any("<img" in value for value in shown)
-    assert any("&lt;img" in value for value in shown)
+    values = [w.value for w in _html_widgets(page)]
+    assert not any("<img" in value for value in values)
+    assert any("&lt;img" in value for value in values)
 
 
 def _html_widgets(widget):
