@@ -69,7 +69,7 @@ class SizeTable:
         self.rows: dict[tuple[Any, ...], int] = {}
         self.table: list[np.ndarray] = []
         self.lengths: list[np.ndarray] = []
-        self.rounding: list[tuple[int, int]] = []
+        self.rounding: list[tuple[int, int, int]] = []
 
     def row(self, sizes: Sequence[int], how: Sequence[Any], what: str) -> int:
         """The row of a block with these bytes at the basis's points. Raises Irregular where no expression gives them."""
@@ -79,16 +79,16 @@ class SizeTable:
         return self.rows[key]
 
     def _add(self, sizes: np.ndarray, how: Sequence[Any], what: str) -> int:
-        multiple, above, length = 0, -1, np.zeros(self.all.shape[1])
+        multiple, above, columns, length = 0, -1, 0, np.zeros(self.all.shape[1])
         if how[0] is not None:
             lengths = np.array([h.length for h in how], dtype=float)
-            multiple, above = how[0].multiple, how[0].above
+            multiple, above, columns = how[0].multiple, how[0].above, how[0].columns
             length = self._solve(lengths, what)
             if multiple:
                 sizes = sizes / (np.ceil(lengths / multiple) * multiple)
-        self.table.append(self._solve(sizes, what))
+        self.table.append(np.zeros(self.all.shape[1]) if columns else self._solve(sizes, what))
         self.lengths.append(length)
-        self.rounding.append((multiple, above))
+        self.rounding.append((multiple, above, columns))
         return len(self.table) - 1
 
     def _solve(self, wanted: np.ndarray, what: str) -> np.ndarray:
@@ -118,16 +118,19 @@ class _Place:
 class Compiler:
     """Cuts a trace into segments and names every block relative to its layer.
 
-    `layers`: path → (list number, period); in the truncated model each list has four units, of which the first, a middle one
-    and the last are kept.
+    In the thinned model each list has `units` units: four, or six where a layer's neighbours matter (a decoder's layers add
+    up the encoder's gradient, which the last one only begins).
     """
 
-    UNITS = 4
-
-    def __init__(self, layers: Sequence[Layers]) -> None:
-        self.layers = layers
+    def __init__(self, layers: Sequence[Layers], units: int) -> None:
+        self.layers, self.units = layers, units
         self.seen_outside: set[tuple[int, ...]] = set()
         """Layers' blocks that are freed elsewhere: the first and last two layers' may be, every layer's may not."""
+
+    @property
+    def middle(self) -> tuple[int, int]:
+        """The two units that must agree."""
+        return self.units // 2 - 1, self.units // 2
 
     def unit(self, module: str) -> tuple[int, int, int, str] | None:
         """(list, unit, offset in the unit, rest of the name) of a module or parameter inside a repeated layer."""
@@ -163,7 +166,7 @@ class Compiler:
         unit = self.unit(event[1])
         if not here or unit is None or unit[3] or unit[0] != here[0] or event[2] == RECOMPUTE:
             return False
-        last = (self.UNITS - 1, self.layers[unit[0]].period - 1) if event[2] == FORWARD else (0, 0)
+        last = (self.units - 1, self.layers[unit[0]].period - 1) if event[2] == FORWARD else (0, 0)
         return (unit[1], unit[2]) == last
 
     def names(self, places: Sequence[_Place]) -> dict[int, tuple[int, ...]]:
@@ -185,15 +188,15 @@ class Compiler:
         if place and place[0] == name[0]:
             return name[1] - place[1], *name[2:]
         self.seen_outside.add(name)
-        if {(name[0], unit, *name[2:]) for unit in (1, 2)} <= self.seen_outside:
+        if {(name[0], unit, *name[2:]) for unit in self.middle} <= self.seen_outside:
             raise Irregular("something outside the layers frees a block of every layer")
-        return name[0], name[1] if name[1] < self.UNITS // 2 else name[1] - self.UNITS, *name[2:]
+        return name[0], name[1] if name[1] < self.units // 2 else name[1] - self.units, *name[2:]
 
     def written(self, name: str, place: tuple[int, ...]) -> Any:
         """A module's or parameter's name as seen from a place."""
         unit = self.unit(name)
         if not place:
-            if unit is not None and 0 < unit[1] < self.UNITS - 1:
+            if unit is not None and 0 < unit[1] < self.units - 1:
                 raise Irregular(f"{name} acts outside its layer")
             return name if unit is None else self._absolute(unit, name)
         if unit is None or unit[:2] != place[:2]:
@@ -210,11 +213,11 @@ class Compiler:
         return ".".join(x for x in (layers.path, str(index), unit[3]) if x)
 
 
-def compile_events(traces: Sequence[Sequence[tuple[Any, ...]]], categories: Mapping[int, int], table: SizeTable, layers: Sequence[Layers]) -> tuple[tuple[Segment, ...], tuple[tuple[int, ...], ...]]:
+def compile_events(traces: Sequence[Sequence[tuple[Any, ...]]], categories: Mapping[int, int], table: SizeTable, layers: Sequence[Layers], units: int) -> tuple[tuple[Segment, ...], tuple[tuple[int, ...], ...]]:
     """(segments, program) of traces of the same model, one per point of the table's basis, in order."""
     _same_structure(traces)
     rows = _rows(traces, table)
-    compiler = Compiler(layers)
+    compiler = Compiler(layers, units)
     places = compiler.cut(traces[0])
     names = compiler.names(places)
     segments: list[Segment] = []
@@ -228,23 +231,28 @@ def compile_events(traces: Sequence[Sequence[tuple[Any, ...]]], categories: Mapp
             program.append((len(segments) - 1,))
             i += 1
             continue
-        run = written[i : i + Compiler.UNITS]
-        program.append(_loop(run, key, segments))
-        i += Compiler.UNITS
+        program.append(_loop(written[i : i + units], key, segments, compiler))
+        i += units
     return tuple(segments), tuple(program)
 
 
-def _loop(run: Sequence[tuple[tuple[int, ...], Any]], key: tuple[int, ...], segments: list[Segment]) -> tuple[int, ...]:
+def _loop(run: Sequence[tuple[tuple[int, ...], Any]], key: tuple[int, ...], segments: list[Segment], compiler: Compiler) -> tuple[int, ...]:
+    """(list, direction, then the segments of its first, second, middle, next to last and last unit)."""
     which, direction = key[0], key[2]
-    units = list(range(Compiler.UNITS)) if direction == FORWARD else list(range(Compiler.UNITS))[::-1]
+    units = list(range(compiler.units)) if direction == FORWARD else list(range(compiler.units))[::-1]
     if [place for place, _ in run] != [(which, unit, direction) for unit in units]:
         raise Irregular("layers do not run one after the other")
     by_unit = {place[1]: events for place, events in run}
-    if by_unit[1] != by_unit[2]:
+    one, other = compiler.middle
+    if by_unit[one] != by_unit[other]:
         raise Irregular("two middle layers differ")
-    start = len(segments)
-    segments += [Segment((which, direction), by_unit[unit]) for unit in (0, 1, Compiler.UNITS - 1)]
-    return which, direction, start, start + 1, start + 2
+    roles = (0, 1, one, compiler.units - 2, compiler.units - 1)
+    made: dict[Any, int] = {}
+    for unit in roles:
+        if by_unit[unit] not in made:
+            made[by_unit[unit]] = len(segments)
+            segments.append(Segment((which, direction), by_unit[unit]))
+    return which, direction, *(made[by_unit[unit]] for unit in roles)
 
 
 def _same_structure(traces: Sequence[Sequence[tuple[Any, ...]]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -237,7 +238,7 @@ def _timeline(stream: Stream, usage: Usage) -> tuple[tuple[int, int], ...]:
     start, end = marks[0].start, marks[-1].end
     edges = np.unique(np.linspace(start, end, _TIMELINE_POINTS + 1).astype(int))
     points = []
-    for a, b in zip(edges[:-1], edges[1:], strict=True):
+    for a, b in itertools.pairwise(edges.tolist()):
         at = a + 1 + int(usage.allocated[a + 1 : b + 1].argmax())
         points.append((at - start, int(usage.allocated[at])))
     return tuple(points)

@@ -1,6 +1,6 @@
 """Make a tape: the real Hugging Face model, on the meta device, at a few sizes (torch; runs in a forked worker).
 
-Deep models are recorded with four units of each repeated list of layers (first, two middle ones, last); the compiler checks
+Deep models are recorded with four or six units of each repeated list of layers (the ends and two middle ones); the compiler checks
 that the middle ones agree before it writes a loop. Shapes are small: on the meta device only their expressions matter.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from explorer.catalog import Model, find_model
 from explorer.errors import CouldNotRun
-from explorer.estimator.compiler import Basis, Compiler, Irregular, SizeTable, basis, compile_events
+from explorer.estimator.compiler import Basis, Irregular, SizeTable, basis, compile_events
 from explorer.estimator.tape import Key, Layers, Tape
 from explorer.setup import Setup
 
@@ -27,21 +27,20 @@ def record(argument: Mapping[str, Any], emit: Emit) -> dict[str, Any]:
 def make_tape(setup: Setup, key: Key) -> Tape:
     """The tape of a setup's model under `key`. Raises CouldNotRun where the model's forward cannot be followed."""
     model = find_model(setup.model)
-    try:
-        return _Recording(setup, model, key, whole=False).tape()
-    except Irregular:
-        pass
-    try:
-        return _Recording(setup, model, key, whole=True).tape()
-    except Irregular as error:
-        raise CouldNotRun(f"{model.name} cannot be written as a tape: {error}; the probe measures it") from None
+    reason = ""
+    for units in (4, 6, None):
+        try:
+            return _Recording(setup, model, key, units).tape()
+        except Irregular as error:
+            reason = str(error)
+    raise CouldNotRun(f"{model.name} cannot be written as a tape: {reason}; the probe measures it")
 
 
 class _Recording:
-    """One attempt at one tape."""
+    """One attempt at one tape: lists of layers thinned to `units`, or the model whole (None)."""
 
-    def __init__(self, setup: Setup, model: Model, key: Key, *, whole: bool) -> None:
-        self.setup, self.model, self.key, self.whole = setup, model, key, whole
+    def __init__(self, setup: Setup, model: Model, key: Key, units: int | None) -> None:
+        self.setup, self.model, self.key, self.units = setup, model, key, units
         self.built: dict[int, tuple[Any, tuple[Layers, ...]]] = {}
 
     def tape(self) -> Tape:
@@ -54,7 +53,7 @@ class _Recording:
         table = SizeTable(basis_)
         first = dict(zip(basis_.variables, basis_.points[0], strict=True))
         _, layers = self._model(first.get("patches", 0))
-        segments, program = compile_events([t.events for t in traces], traces[0].categories, table, layers)
+        segments, program = compile_events([t.events for t in traces], traces[0].categories, table, layers, self.units or 0)
         batch = self._batch_rows(basis_, table)
         modules, direct, parameters, buffers_bytes = self._inventory()
         import numpy as np
@@ -127,7 +126,7 @@ class _Recording:
         """The model with its layers thinned out, and what was thinned; one per image size."""
         if patches not in self.built:
             model = self._full(patches)
-            layers = () if self.whole else thin_out(model)
+            layers = () if self.units is None else thin_out(model, self.units)
             self.built[patches] = model, layers
         return self.built[patches]
 
@@ -182,8 +181,8 @@ def sliding_window(model: Model) -> int | None:
     return window
 
 
-def thin_out(model: Any) -> tuple[Layers, ...]:
-    """Keep four units of every long list of equal layers, in place; returns the lists with their real lengths."""
+def thin_out(model: Any, units: int) -> tuple[Layers, ...]:
+    """Keep `units` units of every long list of equal layers, in place; returns the lists with their real lengths."""
     import torch
 
     thinned: list[Layers] = []
@@ -191,21 +190,21 @@ def thin_out(model: Any) -> tuple[Layers, ...]:
         inside = any(path.startswith(x.path + ".") for x in thinned)
         if not isinstance(module, torch.nn.ModuleList) or inside:
             continue
-        period = _period([_fingerprint(layer) for layer in module])
+        period = _period([_fingerprint(layer) for layer in module], units)
         if period is None:
             continue
-        keep = [*range(3 * period), *range(len(module) - period, len(module))]
+        keep = [*range((units - 1) * period), *range(len(module) - period, len(module))]
         parent = model.get_submodule(path.rpartition(".")[0])
         setattr(parent, path.rpartition(".")[2], torch.nn.ModuleList(module[i] for i in keep))
         thinned.append(Layers(path, len(module) // period, period))
     return tuple(thinned)
 
 
-def _period(prints: list[Any]) -> int | None:
+def _period(prints: list[Any], units: int) -> int | None:
     """The shortest period of a list of layers, its first and last unit apart; None where it is too short or has none."""
     n = len(prints)
     for period in range(1, 9):
-        if n % period or n // period <= Compiler.UNITS:
+        if n % period or n // period <= units:
             continue
         if all(prints[i] == prints[i + period] for i in range(period, n - 2 * period)):
             return period

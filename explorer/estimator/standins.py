@@ -257,8 +257,16 @@ def _embedding_backward(args: tuple[Any, ...], out: Any) -> Iterator[tuple[float
     yield 4.4 * width * tokens, how
 
 
+def _column_sum(args: tuple[Any, ...], out: Any) -> Iterator[tuple[float, Varying | None]]:
+    """Gradients of biases and norm weights: a sum over all but the last dimension."""
+    x, dims = args[0], args[1]
+    if dims and x.dim() > 1 and sorted(d % x.dim() for d in dims) == list(range(x.dim() - 1)) and x.is_contiguous():
+        yield 1, Varying(length=x.numel() // x.shape[-1], columns=x.shape[-1])
+
+
 _SCRATCH: dict[str, Callable[[tuple[Any, ...], Any], Iterator[tuple[float, Varying | None]]]] = {
     "aten::convolution": _convolution,
     "aten::convolution_backward": _convolution_backward,
     "aten::embedding_dense_backward": _embedding_backward,
+    "aten::sum.dim_IntList": _column_sum,
 }

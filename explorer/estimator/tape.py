@@ -27,11 +27,40 @@ VARIABLES = ("batch", "sequence", "target_sequence", "patches")
 
 
 class Varying(NamedTuple):
-    """How a block departs from a polynomial: times `length` rounded up to `multiple`; nothing unless `length` is above `above`."""
+    """How a block departs from a polynomial: times `length` rounded up to `multiple`; nothing unless `length` is above `above`;
+    or the scratch of a sum over `length` rows of `columns`."""
 
     length: int
     multiple: int = 0
     above: int = -1
+    columns: int = 0
+
+
+MULTIPROCESSORS = 132
+"""Of the card that scratch is sized for: an H100 or H200. Others differ by tens of MiB at most."""
+
+
+def column_sum_scratch(rows: int, columns: int) -> int:
+    """Bytes that CUDA's sum over the rows of a contiguous (rows, columns) matrix holds (ATen/native/cuda/Reduce.cuh, `setReduceConfig`).
+
+    Blocks of 128 threads reduce four columns a thread; long columns are split over several blocks that meet in this buffer.
+    """
+    vector = 4 if columns % 4 == 0 else 2 if columns % 2 == 0 else 1
+    threads = 512 // vector
+    width = min(_power_below(columns // vector, threads), 32)
+    height = min(_power_below(rows, threads), threads // width)
+    width = min(_power_below(columns // vector, threads), threads // height)
+    values = -(-rows // height) if rows >= min(height * 16, 256) else rows
+    grid = -(-(columns // vector) // width)
+    target = MULTIPROCESSORS * (2048 // (width * height))
+    if values == rows or values < 256 or grid > target:
+        return 0
+    blocks = max(min(-(-target // grid), -(-values // 16)), -(-values // 256))
+    return 4 * columns * blocks * width * vector if blocks > 1 else 0
+
+
+def _power_below(n: int, most: int) -> int:
+    return min(1 << (max(n, 1).bit_length() - 1), most)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,7 +149,7 @@ class Tape:
     lengths: np.ndarray
     """float64 (sizes, monomials): coefficients of a Varying's length; zeros where there is none."""
     rounding: np.ndarray
-    """int64 (sizes, 2): multiple (0: none) and threshold (−1: none)."""
+    """int64 (sizes, 3): multiple (0: none), threshold (−1: none) and columns (0: no sum) of a Varying."""
     parameters: tuple[tuple[str, int, int, bool], ...]
     """name, elements, further elements per patch, trainable."""
     buffers_bytes: int
@@ -130,7 +159,7 @@ class Tape:
     layers: tuple[Layers, ...]
     segments: tuple[Segment, ...]
     program: tuple[tuple[int, ...], ...]
-    """(segment,) runs once; (list, direction, first, middle, last) runs a list of layers."""
+    """(segment,) runs once; (list, direction, first, second, middle, next to last, last) runs a list of layers."""
     batch: tuple[int, ...]
     """Size rows of the batch's own tensors."""
     window: int | None = None
@@ -149,6 +178,8 @@ class Tape:
         rounds = multiple > 0
         sizes[rounds] *= np.ceil(length[rounds] / multiple[rounds]) * multiple[rounds]
         sizes[(above >= 0) & (length <= above)] = 0
+        for row in np.flatnonzero(self.rounding[:, 2]):
+            sizes[row] = column_sum_scratch(int(length[row]), int(self.rounding[row, 2]))
         return np.rint(sizes).astype(np.int64)
 
     @cached_property
@@ -190,7 +221,7 @@ class Tape:
             exponents=tuple(tuple(e) for e in data["exponents"]),
             table=_dense(data["table"], width),
             lengths=_dense(data["lengths"], width),
-            rounding=np.array(data["rounding"], dtype=np.int64).reshape(-1, 2),
+            rounding=np.array(data["rounding"], dtype=np.int64).reshape(-1, 3),
             parameters=tuple((p[0], p[1], p[2], p[3]) for p in data["parameters"]),
             buffers_bytes=data["buffers_bytes"],
             modules=tuple(data["modules"]),

@@ -18,12 +18,11 @@ def runs(tape: Tape) -> Iterator[tuple[Segment, Place]]:
         if len(step) == 1:
             yield tape.segments[step[0]], ()
             continue
-        which, direction, first, middle, last = step
+        which, direction, first, second, middle, before_last, last = step
         units = tape.layers[which].units
-        order = range(units) if direction == FORWARD else range(units - 1, -1, -1)
-        for unit in order:
-            segment = first if unit == 0 else last if unit == units - 1 else middle
-            yield tape.segments[segment], (which, unit, direction)
+        segments = [first, second, *[middle] * (units - 4), before_last, last]
+        for unit in range(units) if direction == FORWARD else range(units - 1, -1, -1):
+            yield tape.segments[segments[unit]], (which, unit, direction)
 
 
 class _Unroller:

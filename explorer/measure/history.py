@@ -1,0 +1,179 @@
+"""Every allocation and free of a run, in order, and what each block was. No torch: it reads what step.py collected.
+
+Marks are tiny allocations of sizes nothing else has, made by step.py at each moment that matters; found again in the
+history, they place that moment exactly, whatever the clocks say.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from explorer.profile import CATEGORIES
+
+MARK_BYTES = 9_973
+"""Size of the first mark's block; the k-th has `MARK_BYTES + MARK_STEP * (k % MARK_CYCLE)` bytes."""
+MARK_STEP, MARK_CYCLE = 2, 4096
+
+
+class Event(NamedTuple):
+    """`size` bytes at `address` on `stream` allocated, or freed where `size` is negative."""
+
+    size: int
+    address: int
+    stream: int
+
+
+@dataclass(slots=True)
+class Mark:
+    """A moment of the run: a label, and what some addresses were at that moment."""
+
+    label: str
+    owners: dict[int, str] = field(default_factory=dict)
+    """Address → category, of blocks alive then."""
+    position: int = -1
+    """Events before it, once it has been found."""
+
+
+def mark_size(index: int) -> int:
+    """Bytes of the block that marks moment `index`."""
+    return MARK_BYTES + MARK_STEP * (index % MARK_CYCLE)
+
+
+def place(events: Sequence[Event], marks: Sequence[Mark]) -> list[Event]:
+    """Set every mark's position and return the events without the marks' own. Marks whose block is missing keep −1."""
+    kept: list[Event] = []
+    waiting = 0
+    i = 0
+    while i < len(events):
+        event = events[i]
+        following = events[i + 1] if i + 1 < len(events) else None
+        if waiting < len(marks) and event.size == mark_size(waiting) and following is not None and following.size < 0 and following.address == event.address:
+            marks[waiting].position = len(kept)
+            waiting += 1
+            i += 2
+            continue
+        kept.append(event)
+        i += 1
+    return kept
+
+
+@dataclass(slots=True)
+class Blocks:
+    """Columns by block: first and last event (the last is len(events) where it was never freed), requested bytes, category."""
+
+    start: np.ndarray
+    end: np.ndarray
+    size: np.ndarray
+    address: np.ndarray
+    stream: np.ndarray
+    category: list[str]
+
+
+def blocks(events: Sequence[Event]) -> Blocks:
+    """Pair allocations with frees."""
+    start, end, size, address, stream = [], [], [], [], []
+    live: dict[int, int] = {}
+    for i, event in enumerate(events):
+        if event.size > 0:
+            live[event.address] = len(start)
+            start.append(i)
+            end.append(len(events))
+            size.append(event.size)
+            address.append(event.address)
+            stream.append(event.stream)
+        elif event.size < 0 and event.address in live:
+            end[live.pop(event.address)] = i
+    columns = (np.array(x, dtype=np.int64) for x in (start, end, size, address, stream))
+    return Blocks(*columns, category=[""] * len(start))
+
+
+def name_blocks(found: Blocks, marks: Sequence[Mark], side_streams: Iterable[int] = ()) -> None:
+    """Give every block its category: what the engine called it at some mark; else by the forward it outlived; else temporary."""
+    _by_owner(found, marks)
+    gathers = set(side_streams)
+    for begin, finish in _forwards(marks):
+        inside = np.flatnonzero((found.start >= begin) & (found.start < finish) & (found.end >= finish))
+        for i in inside:
+            if not found.category[i] and int(found.stream[i]) not in gathers:
+                found.category[i] = "activations"
+    for i, category in enumerate(found.category):
+        if not category:
+            found.category[i] = "gathered" if int(found.stream[i]) in gathers else "temporary"
+
+
+def _by_owner(found: Blocks, marks: Sequence[Mark]) -> None:
+    by_address: dict[int, list[int]] = {}
+    for i, address in enumerate(found.address.tolist()):
+        by_address.setdefault(address, []).append(i)
+    for mark in marks:
+        if mark.position < 0:
+            continue
+        for address, category in mark.owners.items():
+            for i in by_address.get(address, ()):
+                if found.start[i] < mark.position <= found.end[i] and not found.category[i]:
+                    found.category[i] = category
+
+
+def _forwards(marks: Sequence[Mark]) -> Iterable[tuple[int, int]]:
+    """(first event, event after the last) of every forward and every recomputed forward, outermost ones."""
+    begin, depth = -1, 0
+    for mark in marks:
+        if mark.position < 0:
+            continue
+        if mark.label in ("forward begins", "recompute begins"):
+            if depth == 0:
+                begin = mark.position
+            depth += 1
+        elif mark.label in ("forward ends", "recompute ends") and depth:
+            depth -= 1
+            if depth == 0:
+                yield begin, mark.position
+
+
+def at_peak(found: Blocks, rounded: np.ndarray, begin: int, end: int) -> tuple[int, dict[str, int]]:
+    """(event after which allocation was highest within [begin, end], category → bytes then). `rounded`: bytes of each block."""
+    change = np.zeros(end + 2, dtype=np.int64)
+    starts = np.minimum(found.start + 1, end + 1)
+    ends = np.minimum(found.end + 1, end + 1)
+    np.add.at(change, starts, rounded)
+    np.add.at(change, ends, -rounded)
+    level = np.cumsum(change)[: end + 1]
+    at = begin + int(level[begin : end + 1].argmax())
+    return at, categories_at(found, rounded, at)
+
+
+def categories_at(found: Blocks, rounded: np.ndarray, at: int) -> dict[str, int]:
+    """Category → bytes alive after `at` events."""
+    alive = np.flatnonzero((found.start < at) & (found.end >= at))
+    sums = dict.fromkeys(CATEGORIES, 0)
+    for i in alive:
+        category = found.category[i]
+        if category in sums:
+            sums[category] += int(rounded[i])
+    return sums
+
+
+def timeline(found: Blocks, rounded: np.ndarray, begin: int, end: int, points: int = 400) -> tuple[tuple[int, int], ...]:
+    """(event, allocated bytes): the highest point of each of a few hundred equal stretches, the peak exact."""
+    if end <= begin:
+        return ()
+    change = np.zeros(end + 2, dtype=np.int64)
+    np.add.at(change, np.minimum(found.start + 1, end + 1), rounded)
+    np.add.at(change, np.minimum(found.end + 1, end + 1), -rounded)
+    level = np.cumsum(change)
+    edges = np.unique(np.linspace(begin, end, points + 1).astype(int))
+    result = []
+    for a, b in itertools.pairwise(edges.tolist()):
+        at = a + 1 + int(level[a + 1 : b + 1].argmax())
+        result.append((at - int(begin), int(level[at])))
+    return tuple(result)
+
+
+def owners_of(named: Mapping[int, str]) -> dict[int, str]:
+    """A copy without the null address, which empty tensors have."""
+    return {address: category for address, category in named.items() if address}

@@ -1,0 +1,293 @@
+"""One real run of a Setup: build, initialize DeepSpeed, step until a step repeats itself, and read memory throughout (torch).
+
+Runs in a fork of the worker. On CUDA the figures are PyTorch's own counters and its allocator's history; on DeepSpeed's CPU
+accelerator they are the profiler's allocation events, which give every tensor's exact size.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from explorer.catalog import Model, find_card, find_model
+from explorer.dsconfig import Settings, resolve
+from explorer.errors import CouldNotRun
+from explorer.measure import locks
+from explorer.profile import Profile
+from explorer.setup import Setup
+
+Emit = Callable[[dict[str, Any]], None]
+MOST_STEPS = 12
+"""Steps tried before giving up on an applied one (fp16 may skip the first several) and a repeated one."""
+
+
+def run_job(argument: Mapping[str, Any], emit: Emit) -> dict[str, Any]:
+    """Worker entry: `argument` has "job", and "locks" (a folder) unless the caller guards the GPU itself; returns a Profile's record."""
+    setup = Setup.from_job(argument["job"])
+    if argument.get("locks"):
+        with locks.gpu(argument["locks"], 0, lambda place: emit({"progress": f"waiting for the GPU (place {place})"})):
+            return Run(setup, emit).profile().to_record()
+    return Run(setup, emit).profile().to_record()
+
+
+@dataclass(slots=True)
+class StepReading:
+    """One step's phases, as `meter.Reading`s."""
+
+    phases: dict[str, list[Any]] = field(default_factory=dict)
+    applied: bool = True
+    first_mark: int = 0
+    last_mark: int = 0
+
+
+class Run:
+    """The life of one probe. `profile()` does it all."""
+
+    def __init__(self, setup: Setup, emit: Emit) -> None:
+        from explorer.measure.meter import meter
+
+        self.setup, self.emit = setup, emit
+        self.settings: Settings = resolve(setup)
+        self.model: Model = find_model(setup.model)
+        self.meter = meter()
+        self.device = self.meter.device
+        self.notes: list[str] = list(self.settings.notes)
+        self.engine: Any = None
+        self.batch: dict[str, Any] = {}
+        self.parameters = self.trainable = 0
+        self.steps: list[StepReading] = []
+        self.init: Any = None
+        self.failure: tuple[str, str, str] | None = None
+        """(phase, step, PyTorch's text) where memory ran out."""
+        self.phase, self.step_name = "init", "first"
+        self.capacity: int | None = None
+
+    def say(self, text: str) -> None:
+        """Progress, for people."""
+        self.emit({"progress": text})
+
+    def profile(self) -> Profile:
+        """Run everything and sum it up."""
+        from explorer.measure.summary import summarize
+
+        started = time.monotonic()
+        self._limit()
+        self._environment()
+        self.meter.start()
+        try:
+            self._initialize()
+            self._steps()
+        except Exception as error:
+            if not _out_of_memory(error):
+                raise
+            self.failure = self.phase, self.step_name, str(error)
+            self.meter.interrupted()
+        self.meter.stop()
+        self.say(f"reading the result after {time.monotonic() - started:.0f} s")
+        return summarize(self)
+
+    # --- before
+
+    def _limit(self) -> None:
+        """A smaller card is stood in for by a limit on what PyTorch may reserve."""
+        total = self.meter.total_bytes()
+        if total is None:
+            return
+        if self.setup.capacity_gib is not None:
+            self.capacity = int(self.setup.capacity_gib * (1 << 30))
+        elif self.setup.gpu is not None:
+            card = find_card(self.setup.gpu)
+            outside = card.context_bytes + card.nccl_bytes
+            if card.total_bytes < total * 0.98:
+                self.capacity = card.total_bytes - outside
+                self.notes.append(f"limited to what PyTorch may reserve on a {card.name}: it stands in for that card")
+        if self.capacity is not None and self.capacity > total:
+            raise CouldNotRun(f"capacity_gib is larger than this card's {total / (1 << 30):.1f} GiB; leave it out or name a smaller one")
+        self.meter.prepare(self.capacity, self.setup.allocator)
+
+    def _environment(self) -> None:
+        """Rank and world of the job, and a process group: real for one rank, fake where one GPU stands in for rank r of N."""
+        import torch.distributed as dist
+
+        world, rank = self.setup.world_size, self.setup.rank
+        os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(_free_port()))
+        if world > 1:
+            from torch.testing._internal.distributed.fake_pg import FakeStore
+
+            dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
+            _patch_for_one_rank()
+            self.notes.append(f"one process stands in for rank {rank} of {world}: collectives do nothing, NCCL's own memory is not included")
+        self.meter.set_up_arch()
+
+    # --- initialize
+
+    def _initialize(self) -> None:
+        import deepspeed
+
+        self.say("building the model")
+        self.meter.begin_init()
+        if self.settings.world_size == 1:
+            deepspeed.init_distributed(dist_backend="nccl" if self.device == "cuda" else "gloo", verbose=False)
+        model = self._build()
+        self.parameters = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
+        trained = [p for p in model.parameters() if p.requires_grad]
+        self.trainable = sum(getattr(p, "ds_numel", p.numel()) for p in trained)
+        config = self._config()
+        self._build_kernels(config)
+        self.say("deepspeed.initialize")
+        self.engine, *_ = deepspeed.initialize(model=model, model_parameters=trained, config=config)
+        self.meter.watch(self.engine, self.settings)
+        self.init = self.meter.end_init()
+        self.batch = self._batch()
+        self.meter.batch(self.batch)
+
+    def _build(self) -> Any:
+        import deepspeed
+        import torch
+
+        from explorer.workload import build_model
+
+        dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[self.settings.precision]
+        partitioned = self.settings.stage == 3 and self.settings.zero_init
+        device = "cpu" if partitioned else self.meter.build_device()
+        model = build_model(self.model, self.setup, device=device, dtype=dtype)
+        if partitioned:
+            self.say("partitioning the model (zero.Init)")
+            deepspeed.zero.Init(module=model, config_dict_or_path=self._config(), dtype=dtype)
+            for module in model.modules():
+                for name, buffer in module._buffers.items():
+                    if buffer is not None:
+                        module._buffers[name] = buffer.to(self.meter.build_device())
+        return model
+
+    def _config(self) -> dict[str, Any]:
+        """What the plain engine takes: batch keys and "auto" resolved, an optimizer named, the log quiet."""
+        config = json.loads(json.dumps(dict(self.settings.config), default=dict))
+        config.setdefault("optimizer", {"type": "AdamW", "params": {"lr": 1e-5}})
+        config["optimizer"].setdefault("params", {}).setdefault("lr", 1e-5)
+        config["zero_allow_untested_optimizer"] = True
+        config["steps_per_print"] = 1 << 30
+        if self.settings.optimizer.kernel == "foreach":
+            config["zero_force_ds_cpu_optimizer"] = False
+        return config
+
+    def _build_kernels(self, config: dict[str, Any]) -> None:
+        """Compile DeepSpeed's optimizer ahead, with progress; without a compiler, torch's own optimizer and a note."""
+        builder = _builder(self.settings)
+        if builder is None:
+            return
+        self.say(f"compiling DeepSpeed's {builder.NAME} (about a minute, once per machine)")
+        try:
+            builder.load(verbose=False)
+        except Exception as error:
+            if self.settings.offload_optimizer is not None:
+                raise CouldNotRun(f"DeepSpeed's CPU optimizer could not be compiled ({_first_line(error)}); install a C++ compiler and ninja") from None
+            config["optimizer"]["params"]["torch_adam"] = True
+            self.notes.append(f"DeepSpeed's {builder.NAME} could not be compiled here, so torch's AdamW ran instead, which needs more during the step ({_first_line(error)})")
+
+    def _batch(self) -> dict[str, Any]:
+        import torch
+
+        from explorer.workload import make_batch
+
+        dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[self.settings.precision]
+        return make_batch(self.model, self.setup, device=self.meter.build_device(), dtype=dtype)
+
+    # --- steps
+
+    def _steps(self) -> None:
+        """Steps until one is applied and a later one repeats the step before it."""
+        applied: list[StepReading] = []
+        for number in range(MOST_STEPS):
+            self.step_name = "steady" if applied else "first"
+            reading = self._step(number)
+            self.steps.append(reading)
+            if reading.applied:
+                applied.append(reading)
+            if len(applied) >= 3 and _same(applied[-1], applied[-2]):
+                return
+        if not applied:
+            self.notes.append("every step was skipped for overflow: the optimizer's states were never made")
+
+    def _step(self, number: int) -> StepReading:
+        reading = StepReading(first_mark=self.meter.here())
+        skipped = self._skipped()
+        for micro in range(self.settings.gradient_accumulation_steps):
+            self._micro(number, micro, reading)
+        self.phase = "step"
+        self.say(f"step {number + 1}: optimizer step")
+        self.meter.begin("step")
+        self.engine.step()
+        reading.phases.setdefault("step", []).append(self.meter.end("step"))
+        reading.applied = self._skipped() == skipped
+        reading.last_mark = self.meter.here()
+        return reading
+
+    def _micro(self, number: int, micro: int, reading: StepReading) -> None:
+        self.phase = "forward"
+        self.say(f"step {number + 1}: forward" + (f" of micro-batch {micro + 1}" if micro else ""))
+        self.meter.begin("forward")
+        loss = self.engine(**self.batch).loss
+        reading.phases.setdefault("forward", []).append(self.meter.end("forward"))
+        self.phase = "backward"
+        self.say(f"step {number + 1}: backward")
+        self.meter.begin("backward")
+        self.engine.backward(loss)
+        if micro < self.settings.gradient_accumulation_steps - 1:
+            self.engine.step()
+        del loss
+        reading.phases.setdefault("backward", []).append(self.meter.end("backward"))
+
+    def _skipped(self) -> int:
+        return int(getattr(self.engine, "skipped_steps", 0))
+
+
+def _same(one: StepReading, other: StepReading) -> bool:
+    return all([(r.peak, r.end) for r in one.phases[p]] == [(r.peak, r.end) for r in other.phases[p]] for p in one.phases)
+
+
+def _out_of_memory(error: Exception) -> bool:
+    return type(error).__name__ == "OutOfMemoryError" or bool(re.search(r"CUDA out of memory", str(error)))
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def _builder(settings: Settings) -> Any:
+    """The op builder of the optimizer that DeepSpeed would compile at its first use."""
+    names = {"FusedAdam": "FusedAdamBuilder", "DeepSpeedCPUAdam": "CPUAdamBuilder", "DeepSpeedCPUAdagrad": "CPUAdagradBuilder", "DeepSpeedCPULion": "CPULionBuilder", "FusedLion": "FusedLionBuilder", "FusedLamb": "FusedLambBuilder"}
+    name = names.get(settings.optimizer.implementation)
+    if name is None:
+        return None
+    from deepspeed.accelerator import get_accelerator
+
+    return get_accelerator().create_op_builder(name)
+
+
+def _patch_for_one_rank() -> None:
+    """A fake group's all-gather would overwrite every partition with this rank's: leave the weights as they are. Memory is the same."""
+    import deepspeed.runtime.bf16_optimizer as bf16_optimizer
+    import deepspeed.runtime.zero.partition_parameters as partition_parameters
+    import deepspeed.runtime.zero.partitioned_param_coordinator as coordinator
+    import deepspeed.runtime.zero.stage_1_and_2 as stage_1_and_2
+
+    for module, name in ((stage_1_and_2, "all_gather_dp_groups"), (bf16_optimizer, "all_gather_dp_groups")):
+        if hasattr(module, name):
+            setattr(module, name, lambda *_, **__: None)
+    for module in (coordinator, partition_parameters):
+        if hasattr(module, "assert_ints_same_as_other_ranks"):
+            module.assert_ints_same_as_other_ranks = lambda *_, **__: None

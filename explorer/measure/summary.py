@@ -1,0 +1,171 @@
+"""From what a run read to a Profile: phases, categories at the peak, host, verdict. No torch."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from explorer.estimator.allocator import Options, run
+from explorer.estimator.stream import Stream
+from explorer.measure import history
+from explorer.measure.history import Blocks, Event, Mark
+from explorer.profile import CATEGORIES, Failure, Host, Peak, PhaseMemory, Profile, Verdict
+from explorer.units import KiB, MiB, GiB, human
+
+_UNITS = {"bytes": 1, "B": 1, "KiB": KiB, "MiB": MiB, "GiB": GiB}
+
+
+def summarize(work: Any) -> Profile:
+    """The Profile of a finished (or interrupted) `step.Run`."""
+    meter = work.meter
+    events = history.place(meter.events(), meter.marks)
+    found = history.blocks(events)
+    compute = int(np.bincount(found.stream - found.stream.min()).argmax() + found.stream.min()) if len(found.stream) else 0
+    sides = {int(s) for s in np.unique(found.stream)} - {compute} if work.settings.stage == 3 and work.settings.world_size > 1 else set()
+    history.name_blocks(found, meter.marks, sides)
+    sizes = _block_sizes(events, found, meter.device)
+    if meter.device == "cpu":
+        sizes = _device_only(found, sizes)
+    summary = _Summary(work, found, sizes, meter.marks, len(events))
+    return summary.profile()
+
+
+def _block_sizes(events: list[Event], found: Blocks, device: str) -> np.ndarray:
+    """Bytes of each block as the allocator counts them: the history has requests only, so they are played through its model."""
+    if device == "cpu":
+        return found.size.copy()
+    numbers = {int(start): i + 1 for i, start in enumerate(found.start)}
+    frees = {int(end): i + 1 for i, end in enumerate(found.end) if end < len(events)}
+    order = [numbers[i] if i in numbers else -frees[i] for i in range(len(events)) if i in numbers or i in frees]
+    zeros = np.zeros(len(found.size), dtype=np.int8)
+    streams = np.unique(found.stream, return_inverse=True)[1].astype(np.int8)
+    stream = Stream(bytes=found.size, categories=zeros, provenance=zeros, streams=streams, owners=(), order=np.array(order, dtype=np.int64), marks=())
+    return run(stream, Options()).sizes
+
+
+def _device_only(found: Blocks, sizes: np.ndarray) -> np.ndarray:
+    """On the CPU accelerator device and host are one memory: blocks the engine keeps for the host are not the device's."""
+    return np.where(np.array([c == "host" for c in found.category]), 0, sizes)
+
+
+class _Summary:
+    def __init__(self, work: Any, found: Blocks, sizes: np.ndarray, marks: list[Mark], n_events: int) -> None:
+        self.work, self.found, self.sizes, self.marks, self.n_events = work, found, sizes, marks, n_events
+        self.cuda = work.meter.device == "cuda"
+        applied = [s for s in work.steps if s.applied]
+        self.first = applied[0] if applied else (work.steps[0] if work.steps else None)
+        self.steady = applied[-1] if len(applied) > 1 else None
+
+    def profile(self) -> Profile:
+        """Everything read, as a Profile."""
+        work = self.work
+        steps = {"first": self._step("first", self.first, init=True), "steady": self._step("steady", self.steady)}
+        peak = _peak(steps)
+        highest = next(p for p in steps[peak.allocated_step] if p.phase == peak.allocated_phase)
+        resident, most = work.meter.host.finish()
+        pinned = work.meter.pinned_bytes()
+        processes = min(work.setup.world_size, work.setup.gpus_per_node)
+        return Profile(
+            source="measured",
+            parameters=work.parameters, trainable_parameters=work.trainable,
+            peak=peak, steps=steps, at_peak=highest.at_peak,
+            host=Host(pinned_bytes=pinned, pageable_bytes=max(0, resident - pinned), resident_bytes=resident, peak_bytes=most, per_node_bytes=most * processes),
+            outside_pytorch_bytes=work.meter.outside_bytes(),
+            verdict=self._verdict(peak),
+            provenance=dict.fromkeys(CATEGORIES, "measured"),
+            warmup_steps=max(0, len(work.steps) - 1),
+            measured_on=work.meter.device,
+            environment=self._environment(),
+            notes=self._notes(),
+            timeline=self._timeline(),
+        )
+
+    def _step(self, name: str, reading: Any, init: bool = False) -> tuple[PhaseMemory, ...]:
+        phases = []
+        if init:
+            phases.append(self._phase("init", [self.work.init] if self.work.init else [self._interrupted("init")]))
+        for phase in ("forward", "backward", "step"):
+            if reading is not None and phase in reading.phases:
+                phases.append(self._phase(phase, reading.phases[phase]))
+        failure = self.work.failure
+        if failure and failure[1] == name and failure[0] != "init":
+            phases = [p for p in phases if p.phase != failure[0]]
+            phases.append(self._phase(failure[0], [self._interrupted(failure[0])]))
+        return tuple(phases)
+
+    def _interrupted(self, phase: str) -> Any:
+        """The reading of a phase that ran out of memory."""
+        from explorer.measure.meter import Reading
+
+        meter = self.work.meter
+        begins = [i for i, m in enumerate(self.marks) if m.label == f"{phase} begins"] or [0]
+        reading = meter._read(begins[-1])
+        return Reading(reading.end, reading.peak, reading.reserved, begins[-1], len(self.marks) - 1)
+
+    def _phase(self, phase: str, readings: list[Any]) -> PhaseMemory:
+        """Each figure is its own maximum over the micro-batches."""
+        spans = [(self._position(r.first_mark, 0), self._position(r.last_mark, self.n_events)) for r in readings]
+        peaks = [history.at_peak(self.found, self.sizes, begin, end) for begin, end in spans]
+        best = max(range(len(peaks)), key=lambda i: sum(peaks[i][1].values()))
+        categories = peaks[best][1]
+        total = sum(categories.values())
+        if not self.cuda:
+            ends = [sum(history.categories_at(self.found, self.sizes, end).values()) for _, end in spans]
+            return PhaseMemory(phase=phase, end_allocated_bytes=max(ends), peak_allocated_bytes=total, peak_reserved_bytes=total, at_peak=categories)
+        peak = max(r.peak for r in readings)
+        categories["unexplained"] += peak - total
+        return PhaseMemory(phase=phase, end_allocated_bytes=max(r.end for r in readings), peak_allocated_bytes=peak, peak_reserved_bytes=max(r.reserved for r in readings), at_peak=categories)
+
+    def _position(self, mark: int, default: int) -> int:
+        position = self.marks[mark].position if mark < len(self.marks) else -1
+        return position if position >= 0 else default
+
+    def _verdict(self, peak: Peak) -> Verdict:
+        work = self.work
+        capacity = work.capacity or work.meter.total_bytes()
+        if work.failure:
+            phase, step, text = work.failure
+            return Verdict(answer="does not fit", capacity_bytes=capacity, headroom_bytes=None if capacity is None else capacity - peak.allocated_bytes, failure=Failure(phase=phase, step=step, requested_bytes=_requested(text), text=text), why=f"PyTorch ran out of memory in {phase} of the {step} step")
+        if capacity is None:
+            return Verdict(answer=None, why="measured on the CPU accelerator, which has no GPU's capacity")
+        return Verdict(answer="fits", capacity_bytes=capacity, headroom_bytes=capacity - peak.allocated_bytes, why=f"the step ran within {human(capacity)}")
+
+    def _environment(self) -> dict[str, str | None]:
+        import deepspeed
+        import torch
+        import transformers
+
+        versions = {"torch": torch.__version__, "transformers": transformers.__version__, "deepspeed": deepspeed.__version__}
+        return {**versions, **self.work.meter.environment(), "date": datetime.now(UTC).isoformat(timespec="seconds")}
+
+    def _notes(self) -> tuple[str, ...]:
+        notes = list(self.work.notes)
+        if not self.cuda:
+            notes.insert(0, "measured on DeepSpeed's CPU accelerator: the sizes of the real tensors, without the GPU allocator's rounding, kernels' scratch or cuBLAS's workspace")
+        skipped = sum(1 for s in self.work.steps if not s.applied)
+        if skipped:
+            notes.append(f"{skipped} step{'s were' if skipped > 1 else ' was'} skipped for fp16 overflow before or between the applied ones")
+        if self.work.setup.trainer is not None:
+            notes.append("the trainer part is read for its \"auto\" values; the step itself is the plain engine's")
+        return tuple(notes)
+
+    def _timeline(self) -> tuple[tuple[int, int], ...]:
+        reading = self.steady or self.first
+        if reading is None:
+            return ()
+        return history.timeline(self.found, self.sizes, self._position(reading.first_mark, 0), self._position(max(0, reading.last_mark - 1), self.n_events))
+
+
+def _peak(steps: dict[str, tuple[PhaseMemory, ...]]) -> Peak:
+    everything = [(step, phase) for step, phases in steps.items() for phase in phases]
+    a_step, a = max(everything, key=lambda x: x[1].peak_allocated_bytes)
+    r_step, r = max(everything, key=lambda x: x[1].peak_reserved_bytes)
+    return Peak(allocated_bytes=a.peak_allocated_bytes, allocated_phase=a.phase, allocated_step=a_step, reserved_bytes=r.peak_reserved_bytes, reserved_phase=r.phase, reserved_step=r_step)
+
+
+def _requested(text: str) -> int:
+    found = re.search(r"Tried to allocate ([\d.]+) (bytes|B|KiB|MiB|GiB)", text)
+    return int(float(found[1]) * _UNITS[found[2]]) if found else 0

@@ -1,0 +1,180 @@
+"""One preloaded server per machine and user: it imports torch, transformers and DeepSpeed once, and forks a child per task.
+
+    python -m explorer.measure.worker SOCKET IDLE_SECONDS
+
+The server touches no CUDA, so that each child can. A client connects, sends one JSON line ({"function", "argument", "env"})
+and reads JSON lines: {"progress": text}, then {"result": ...} or {"error": {"kind", "field", "text"}}. When the client goes
+away, the child's whole process group is killed at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+FUNCTIONS = ("explorer.measure.step:run_job", "explorer.estimator.recorder:record", "explorer.workload:hub_config")
+"""What a client may have run: nothing else."""
+
+_LOG_TAIL = 1500
+_KILLED = "was killed by the operating system (signal 9), most likely because the machine ran out of host memory"
+
+
+def preload() -> None:
+    """Everything a child needs, without touching CUDA: torch asks NVML, not the driver, whether there is a GPU."""
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    for name in ("torch", "transformers", "deepspeed", "psutil", "explorer.workload", "explorer.measure.step", "explorer.estimator.recorder", "explorer.estimator.trace"):
+        importlib.import_module(name)
+    from transformers import AutoConfig, AutoModelForCausalLM  # noqa: F401 (loads the lazy modules once)
+
+
+class Server:
+    """Accepts connections and watches children; single-threaded, so that forking is safe."""
+
+    def __init__(self, path: str, idle_seconds: float) -> None:
+        self.path, self.idle_seconds = path, idle_seconds
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        self.listener.bind(path)
+        os.chmod(path, 0o600)
+        self.listener.listen(32)
+        self.children: dict[int, tuple[socket.socket, Path]] = {}
+        self.last_used = time.monotonic()
+
+    def serve(self) -> None:
+        """Until idle for long enough, or until the socket's file is gone."""
+        while True:
+            clients = [client for client, _ in self.children.values()]
+            ready, _, _ = select.select([self.listener, *clients], [], [], 0.2)
+            if self.listener in ready:
+                self._accept()
+            for pid, (client, _) in list(self.children.items()):
+                if client in ready and _gone(client):
+                    _kill(pid)
+            self._reap()
+            if self.children:
+                self.last_used = time.monotonic()
+            elif time.monotonic() - self.last_used > self.idle_seconds or not os.path.exists(self.path):
+                return
+
+    def _accept(self) -> None:
+        client, _ = self.listener.accept()
+        client.settimeout(5)
+        try:
+            request = json.loads(client.makefile("r", encoding="utf-8").readline())
+            if request["function"] not in FUNCTIONS:
+                raise ValueError("unknown function")
+        except (OSError, ValueError, KeyError, TypeError):
+            client.close()
+            return
+        client.settimeout(None)
+        self.last_used = time.monotonic()
+        handle, log = tempfile.mkstemp(prefix="explorer-", suffix=".log")
+        pid = os.fork()
+        if pid == 0:
+            self.listener.close()
+            _child(client, request, handle)
+        os.close(handle)
+        self.children[pid] = client, Path(log)
+
+    def _reap(self) -> None:
+        for pid, (client, log) in list(self.children.items()):
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if not done:
+                continue
+            _kill(pid)  # whatever the child left behind in its group
+            if status != 0:
+                with contextlib.suppress(OSError):
+                    client.sendall(_line({"error": _crash(status, log)}))
+            client.close()
+            log.unlink(missing_ok=True)
+            del self.children[pid]
+
+
+def _gone(client: socket.socket) -> bool:
+    try:
+        return client.recv(1, socket.MSG_PEEK) == b""
+    except OSError:
+        return True
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _crash(status: int, log: Path) -> dict[str, str]:
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        what = _KILLED if number == signal.SIGKILL else f"ended by signal {number} ({signal.Signals(number).name})"
+    else:
+        what = f"ended with code {os.WEXITSTATUS(status)}"
+    tail = log.read_text(errors="replace")[-_LOG_TAIL:].strip()
+    return {"kind": "crash", "field": "", "text": f"the child process {what}" + (f"; its last words: {tail}" if tail else "")}
+
+
+def _line(message: dict[str, Any]) -> bytes:
+    return json.dumps(message).encode() + b"\n"
+
+
+def _child(client: socket.socket, request: dict[str, Any], log: int) -> None:
+    """Run one task and leave without running anything the server set up."""
+    os.setsid()
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.environ.update(request.get("env") or {})
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+    def emit(message: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):
+            client.sendall(_line(message))
+
+    try:
+        module, _, name = request["function"].partition(":")
+        answer = {"result": getattr(importlib.import_module(module), name)(request["argument"], emit)}
+    except BaseException as error:  # whatever it was, the client hears of it
+        answer = {"error": _describe(error)}
+    emit(answer)
+    client.close()
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def _describe(error: BaseException) -> dict[str, str]:
+    from explorer.errors import BadInput, CouldNotRun
+
+    if isinstance(error, BadInput):
+        return {"kind": "bad_input", "field": error.field, "text": str(error).removeprefix(f"{error.field}: ")}
+    if isinstance(error, CouldNotRun):
+        return {"kind": "could_not_run", "field": "", "text": str(error)}
+    traceback.print_exc()
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    first = (str(error).strip().splitlines() or [""])[0][:400]
+    return {"kind": "crash", "field": "", "text": f"{type(error).__name__}: {first} ({Path(where.filename).name}:{where.lineno})"}
+
+
+def main() -> None:
+    """Serve on argv[1], for argv[2] idle seconds."""
+    preload()
+    server = Server(sys.argv[1], float(sys.argv[2]))
+    try:
+        server.serve()
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(server.path)
+
+
+if __name__ == "__main__":
+    main()
