@@ -225,7 +225,7 @@ class CudaMeter(Meter):
         for entry in traces:
             if entry["action"] == "alloc":
                 result.append(Event(entry["size"], entry["addr"], entry.get("stream", 0)))
-            elif entry["action"] == "free_completed":
+            elif entry["action"] == "free_requested":
                 result.append(Event(-entry["size"], entry["addr"], entry.get("stream", 0)))
         return result
 
