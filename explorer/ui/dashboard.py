@@ -149,7 +149,7 @@ class Explorer(W.VBox):
         job = json.dumps(setup.to_job(), indent=2)
         with self._tools.hold_sync():
             self._tools.job, self._tools.config = job, _deepspeed_config(setup)
-        self._job.value = panels.job_file(job)
+        self._job.value = panels.job_file(job, setup.digest)
 
     def _show_notice(self) -> None:
         self._notice.value = panels.notice(self.state.notices)

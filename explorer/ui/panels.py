@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from html import escape
-from typing import Any
 
 from explorer.profile import CATEGORIES, Profile
 from explorer.setup import Setup
@@ -85,8 +84,8 @@ def figures(state: ExplorerState) -> str:
         _largest(state),
         _figure("host", amount(_host(profile)), _per_node(profile, state.setup), measured and human(_host(measured))),
     ]
-    stale = " ex-stale" if state.stale else ""
-    return f'<dl class="ex-figures{stale}">{"".join(parts)}</dl>'
+    of = state.setup.digest if state.setup and not state.stale else ""
+    return f'<dl class="ex-figures" data-setup="{of}">{"".join(parts)}</dl>'
 
 
 def _figure(key: str, value: str, note: str, measured: str | None = None) -> str:
@@ -230,6 +229,6 @@ def notice(sentences: tuple[str, ...]) -> str:
     return "".join(f'<p class="ex-notice" role="status">{escape(s)}</p>' for s in sentences)
 
 
-def job_file(job: Any) -> str:
+def job_file(job: str, digest: str) -> str:
     """The job file, folded away."""
-    return f'<details class="ex-job"><summary>{escape(text("share.show"))}</summary><pre>{escape(job)}</pre><p class="ex-dim"><code>{escape(text("share.hint"))}</code></p></details>'
+    return f'<details class="ex-job" data-setup="{digest}"><summary>{escape(text("share.show"))}</summary><pre>{escape(job)}</pre><p class="ex-dim"><code>{escape(text("share.hint"))}</code></p></details>'

@@ -1,8 +1,9 @@
 // A count: a text field that keeps what is typed, and a slider over a ladder of sensible values.
-let serial = 0;
+// Each widget imports this module anew, so a counter here would give every field the same id.
+const unique = () => Math.random().toString(36).slice(2, 10);
 
 function render({ model, el }) {
-  const id = `ex-number-${++serial}`;
+  const id = `ex-number-${unique()}`;
   el.classList.add("ex-number");
   el.innerHTML = `<div class="ex-number-row"><label for="${id}"></label><input id="${id}" type="text" inputmode="numeric" autocomplete="off" spellcheck="false" aria-describedby="${id}-notice"></div>
     <input type="range" min="0" step="1"><p id="${id}-notice" class="ex-notice" role="status"></p>`;
