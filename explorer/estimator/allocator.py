@@ -48,8 +48,9 @@ class _Block:
         self.before: _Block | None = None
         self.after: _Block | None = None
 
-    def __lt__(self, other: _Block) -> bool:
-        return (self.size, self.address) < (other.size, other.address)
+
+_Pool = list[tuple[int, int, _Block]]
+"""Free blocks by (size, address): tuples, which Python compares in C; addresses differ, so blocks are never compared."""
 
 
 @dataclass(slots=True)
@@ -68,7 +69,7 @@ class Allocator:
 
     def __init__(self, options: Options, limit: int | None) -> None:
         self.options, self.limit = options, limit
-        self.pools: dict[int, list[_Block]] = {}
+        self.pools: dict[int, _Pool] = {}
         self.tails: dict[int, _Block] = {}
         """Expandable segments: the last block of each pool's one segment."""
         self.allocated = self.reserved = 0
@@ -96,11 +97,11 @@ class Allocator:
     def _may_split(self, size: int) -> bool:
         return self.options.max_split_bytes is None or size < self.options.max_split_bytes
 
-    def _best_fit(self, pool: list[_Block], size: int, small: bool) -> _Block | None:
-        i = bisect_left(pool, size, key=_size)
+    def _best_fit(self, pool: _Pool, size: int, small: bool) -> _Block | None:
+        i = bisect_left(pool, (size,))
         if i == len(pool):
             return None
-        block = pool[i]
+        block = pool[i][2]
         most = self.options.max_split_bytes
         if most is not None and not small and not self.options.expandable_segments:
             if (size < most <= block.size) or (size >= most and block.size >= size + LARGE_SEGMENT):
@@ -161,11 +162,12 @@ class Allocator:
             return
         for pool in self.pools.values():
             kept = []
-            for block in pool:
+            for entry in pool:
+                block = entry[2]
                 if block.before is None and block.after is None:
                     self.reserved -= block.segment
                 else:
-                    kept.append(block)
+                    kept.append(entry)
             pool[:] = kept
 
     def _shorten(self) -> None:
@@ -176,13 +178,13 @@ class Allocator:
                 self.reserved -= pages
                 tail.size -= pages
                 if tail.size:
-                    insort(self.pools[key], tail)
+                    _insert(self.pools[key], tail)
                 elif tail.before is None:
                     del self.tails[key]
                 else:
                     tail.before.after, self.tails[key] = None, tail.before
 
-    def _split(self, block: _Block, size: int, pool: list[_Block]) -> None:
+    def _split(self, block: _Block, size: int, pool: _Pool) -> None:
         rest = _Block(block.size - size, block.address + size, block.pool, block.segment)
         rest.before, rest.after = block, block.after
         if rest.after is not None:
@@ -190,7 +192,7 @@ class Allocator:
         block.size, block.after = size, rest
         if self.tails.get(block.pool) is block:
             self.tails[block.pool] = rest
-        insort(pool, rest)
+        _insert(pool, rest)
 
     def free(self, block: _Block) -> None:
         """Return a block to its pool, merged with free neighbours."""
@@ -215,15 +217,15 @@ class Allocator:
             if self.tails.get(block.pool) is after:
                 self.tails[block.pool] = block
         block.free = True
-        insort(pool, block)
+        _insert(pool, block)
 
 
-def _size(block: _Block) -> int:
-    return block.size
+def _insert(pool: _Pool, block: _Block) -> None:
+    insort(pool, (block.size, block.address, block))
 
 
-def _remove(pool: list[_Block], block: _Block) -> None:
-    del pool[bisect_left(pool, block)]
+def _remove(pool: _Pool, block: _Block) -> None:
+    del pool[bisect_left(pool, (block.size, block.address))]
 
 
 def run(stream: Stream, options: Options, limit: int | None = None, releases: frozenset[int] = frozenset()) -> Usage:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 
 from explorer.catalog import Card, Lengths, Model, find_card, find_model, lengths
 from explorer.dsconfig import Settings, resolve
+from explorer.errors import CouldNotRun
 from explorer.estimator import tapes, verdict
 from explorer.estimator.allocator import Options, Usage, run
 from explorer.estimator.replay import replay
@@ -38,19 +40,28 @@ def estimate(setup: Setup | Mapping[str, Any], largest: bool = True, on_progress
     return work.profile(largest_micro_batch(job, on_progress) if largest else None)
 
 
-def largest_micro_batch(setup: Setup, on_progress: tapes.Progress | None = None) -> int | None:
-    """The largest n such that every micro-batch up to n fits; 0 where one sample does not, None where no capacity is known."""
+def largest_micro_batch(setup: Setup, on_progress: tapes.Progress | None = None, stop: threading.Event | None = None) -> int | None:
+    """The largest n such that every micro-batch up to n fits; 0 where one sample does not, None where no capacity is known.
+
+    `stop`: set it and the search, which takes a second or so, raises CouldNotRun at its next replay.
+    """
+
+    def certain(micro_batch: int) -> bool:
+        if stop is not None and stop.is_set():
+            raise CouldNotRun("the search for the largest micro-batch was stopped")
+        return _certain(setup, micro_batch, on_progress)
+
     if _capacity(setup) is None:
         return None
     low, high = 0, max(1, setup.micro_batch)
-    while _certain(setup, high, on_progress):
+    while certain(high):
         low, high = high, high * 2
         if high > 1 << 20:
             return low
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if _certain(setup, middle, on_progress) else (low, middle)
-    return _extend(setup, low, on_progress)
+        low, high = (middle, high) if certain(middle) else (low, middle)
+    return _extend(setup, low, on_progress, stop)
 
 
 def _certain(setup: Setup, micro_batch: int, on_progress: tapes.Progress | None) -> bool:
@@ -59,10 +70,12 @@ def _certain(setup: Setup, micro_batch: int, on_progress: tapes.Progress | None)
     return int(work.unlimited.reserved.max()) <= _capacity(setup).bytes * (1 - verdict.MARGIN)
 
 
-def _extend(setup: Setup, low: int, on_progress: tapes.Progress | None) -> int:
+def _extend(setup: Setup, low: int, on_progress: tapes.Progress | None, stop: threading.Event | None) -> int:
     """Above that, whether a batch fits depends on fragmentation: take each in turn until one does not."""
     step = max(1, low // 128)
     for _ in range(_SEARCH_REPLAYS):
+        if stop is not None and stop.is_set():
+            raise CouldNotRun("the search for the largest micro-batch was stopped")
         if _Work(_with_micro_batch(setup, low + step), on_progress).judged[0].answer != "fits":
             return low
         low += step
