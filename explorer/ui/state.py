@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 TYPING_PAUSE_S = 0.4
 """How long a typed name or path rests before anything looks it up."""
-LARGEST_PAUSE_S = 0.15
+LARGEST_PAUSE_S = 0.3
 """How long the page rests before the largest micro-batch is sought: it takes many estimates."""
 
 
@@ -94,6 +94,7 @@ class ExplorerState(T.HasTraits):
         self._largests = Latest("largest micro-batch", lambda: self._post)
         self.measurements = Measurements()
         self._cancel: threading.Event | None = None
+        self._stop = threading.Event()
         self._together = False
         self._base = setup or fields.default_setup()
         self.observe(self._control_changed, list(fields.FIELDS))
@@ -182,7 +183,7 @@ class ExplorerState(T.HasTraits):
 
     def _refuse(self, error: BadInput) -> None:
         self._estimates.drop()
-        self._largests.drop()
+        self._stop_largest()
         sentence = str(error).removeprefix(f"{error.field}: ") if error.field else str(error)
         self.busy, self.obstacle = "", ""
         self.setup, self.stale, self.measured, self.comparison = None, True, None, None
@@ -201,7 +202,7 @@ class ExplorerState(T.HasTraits):
     def _start_estimate(self, setup: Setup) -> None:
         from explorer.estimator.estimate import estimate
 
-        self._largests.drop()
+        self._stop_largest()
 
         def progress(text: str, seconds: float) -> None:
             self._post(lambda: self._say_busy(setup, text))
@@ -241,7 +242,13 @@ class ExplorerState(T.HasTraits):
     def _start_largest(self, setup: Setup) -> None:
         from explorer.estimator.estimate import largest_micro_batch
 
-        self._largests.submit(lambda: largest_micro_batch(setup), lambda result: self._largest_found(setup, result), delay_s=LARGEST_PAUSE_S)
+        stop = self._stop = threading.Event()
+        self._largests.submit(lambda: largest_micro_batch(setup, stop=stop), lambda result: self._largest_found(setup, result), delay_s=LARGEST_PAUSE_S)
+
+    def _stop_largest(self) -> None:
+        """Give way to the estimate: two threads would halve each other's speed."""
+        self._largests.drop()
+        self._stop.set()
 
     def _largest_found(self, setup: Setup, result: Any) -> None:
         if setup != self.setup:

@@ -67,7 +67,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
         return made.estimate(setup)
 
     estimator = types.ModuleType("explorer.estimator.estimate")
-    estimator.estimate, estimator.largest_micro_batch = estimate, lambda setup: made.largest(setup)
+    estimator.estimate, estimator.largest_micro_batch = estimate, lambda setup, stop=None: made.largest(setup)
     runner = types.ModuleType("explorer.measure.runner")
     runner.accelerator, runner.why_not = lambda: "cpu", lambda setup: made.why_not or None
     runner.probe = lambda setup, on_progress=None, cancel=None, **_: made.probe(setup, on_progress, cancel)
