@@ -35,7 +35,8 @@ def wrapper(settings: Settings) -> type[Rules]:
 def replay(settings: Settings, tape: Tape, lengths: Mapping[str, int | None], workspace_bytes: int) -> tuple[Stream, Rules]:
     """The stream of a first and a steady step, and the rules that wrote it (for their host ledger).
 
-    `workspace_bytes`: cuBLAS's workspace, which PyTorch's allocator hands out at the first matrix product and keeps.
+    `workspace_bytes`: cuBLAS's workspace, which PyTorch's allocator hands out at the first matrix product and keeps: once for
+    the main thread and once for autograd's, since each thread has its own handle (ATen/cuda/CublasHandlePool.cpp).
     """
     job = Job(settings=settings, parameters=tape.model_parameters(lengths.get("patches") or 0), buffers_bytes=tape.buffers_bytes, modules=tape.modules, direct=tape.direct)
     writer = Writer()
@@ -46,6 +47,7 @@ def replay(settings: Settings, tape: Tape, lengths: Mapping[str, int | None], wo
     start = len(writer.order)
     micro_batches.load_batch()
     writer.allocate(workspace_bytes, "temporary", "cuBLAS workspace", "assumed")
+    backward_workspace = workspace_bytes
     steps = settings.gradient_accumulation_steps
     for step in ("first", "steady"):
         for index in sorted({0, min(1, steps - 1), steps - 1}):
@@ -53,6 +55,8 @@ def replay(settings: Settings, tape: Tape, lengths: Mapping[str, int | None], wo
             micro_batches.forward()
             writer.mark(start, step, "forward")
             start = len(writer.order)
+            writer.allocate(backward_workspace, "temporary", "cuBLAS workspace of autograd's thread", "assumed")
+            backward_workspace = 0
             micro_batches.backward()
             writer.mark(start, step, "backward")
             start = len(writer.order)

@@ -44,11 +44,14 @@ def _scratch(n_bytes: int) -> torch.Tensor:
 # --- attention ---------------------------------------------------------------------------------------------------------
 
 
-def attention_kernel(*, dtype_bytes: int, head_dim: int, masked: bool, mask_grad: bool, grouped: bool, generation: str) -> str:
+def attention_kernel(*, dtype_bytes: int, head_dim: int, masked: bool, mask_grad: bool, grouped: bool, packed: bool, generation: str) -> str:
     """The kernel `scaled_dot_product_attention` runs: "cudnn", "flash", "efficient" or "math" (ATen/native/transformers/cuda/sdp_utils.cpp).
 
     `generation`: "hopper" (compute capability 9.0 and newer, where cuDNN 9.15 or newer comes first), "ampere" (8.x), "older".
+    `packed`: the last dimension of every input is contiguous, which all fused kernels want (T5's position bias is not).
     """
+    if not packed:
+        return "math"
     if dtype_bytes == 4 or mask_grad or generation == "older":
         return "math" if grouped else "efficient"
     if generation == "hopper" and head_dim <= 256:
@@ -59,13 +62,20 @@ def attention_kernel(*, dtype_bytes: int, head_dim: int, masked: bool, mask_grad
 
 
 class _Attention(torch.autograd.Function):
-    """A fused attention: keeps q, k, v, its output, the log-sum-exp and the mask; its output is laid out (batch, sequence, heads, dim)."""
+    """A fused attention: keeps q, k, v, its output, the log-sum-exp and the mask.
+
+    The output is laid out as the query is, so that the usual transpose after it copies nothing; the memory-efficient kernel's
+    always is (batch, sequence, heads, dim).
+    """
 
     @staticmethod
     def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, kernel: str) -> torch.Tensor:
         batch, heads, length, _ = q.shape
         seeds = [torch.empty(1, dtype=torch.int64, device=q.device) for _ in range(2)] if kernel == "cudnn" else []
-        out = torch.empty(batch, length, heads, v.shape[-1], dtype=q.dtype, device=q.device).transpose(1, 2)
+        if kernel == "efficient" or v.shape[-1] != q.shape[-1]:
+            out = torch.empty(batch, length, heads, v.shape[-1], dtype=q.dtype, device=q.device).transpose(1, 2)
+        else:
+            out = torch.empty_like(q)
         if kernel == "efficient":
             with varying(length=length, multiple=32):
                 lse = torch.empty(batch, heads, round_up(length, 32), dtype=torch.float32, device=q.device)
@@ -137,6 +147,7 @@ def attention(generation: str, forced: str | None) -> Callable[..., torch.Tensor
         kernel = forced or attention_kernel(
             dtype_bytes=query.element_size(), head_dim=query.shape[-1], masked=attn_mask is not None,
             mask_grad=attn_mask is not None and attn_mask.requires_grad, grouped=grouped, generation=generation,
+            packed=all(t is None or t.stride(-1) == 1 for t in (query, key, value, attn_mask)),
         )
         if attn_mask is not None and attn_mask.dtype == torch.bool and kernel != "math":
             attn_mask = torch.empty(attn_mask.shape, dtype=query.dtype, device=query.device)

@@ -55,6 +55,7 @@ class Trace(TorchDispatchMode):
         self.open: list[_Call] = []
         self.scope: set[int] = set()
         self.gradients: set[int] = set()
+        self.safe_softmaxes: set[int] = set()
         self.kept = [t.untyped_storage() for t in (*model.parameters(), *model.buffers())]
         self.foreign = {storage._cdata for storage in self.kept}
 
@@ -69,7 +70,7 @@ class Trace(TorchDispatchMode):
         for tensor in results:
             if isinstance(tensor, torch.Tensor) and tensor.device.type == "meta":
                 self._see(tensor, owner)
-        for n_bytes, how in standins.scratch_after(func, args, out, self.generation):
+        for n_bytes, how in standins.scratch_after(func, args, out, self.safe_softmaxes):
             self._scratch(n_bytes, how, owner)
         return out
 

@@ -92,12 +92,15 @@ def blocks(events: Sequence[Event]) -> Blocks:
     return Blocks(*columns, category=[""] * len(start))
 
 
-def name_blocks(found: Blocks, marks: Sequence[Mark], side_streams: Iterable[int] = ()) -> None:
-    """Give every block its category: what the engine called it at some mark; else by the forward it outlived; else temporary."""
+def name_blocks(found: Blocks, marks: Sequence[Mark], n_events: int, interrupted: bool, side_streams: Iterable[int] = ()) -> None:
+    """Give every block its category: what the engine called it at some mark; else by the forward it outlived; else temporary.
+
+    What a forward made and nothing ever freed is no activation but a workspace (unless the run was cut short).
+    """
     _by_owner(found, marks)
     gathers = set(side_streams)
     for begin, finish in _forwards(marks):
-        inside = np.flatnonzero((found.start >= begin) & (found.start < finish) & (found.end >= finish))
+        inside = np.flatnonzero((found.start >= begin) & (found.start < finish) & (found.end >= finish) & ((found.end < n_events) | interrupted))
         for i in inside:
             if not found.category[i] and int(found.stream[i]) not in gathers:
                 found.category[i] = "activations"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from explorer.measure.history import Event, Mark, mark_size, owners_of
@@ -43,6 +43,8 @@ class Meter:
         self.batch_owners: dict[int, str] = {}
         self.host = HostWatch()
         self.phase_mark = 0
+        self.alone = True
+        """Whether no other probe is on the GPU: device-wide readings mean something only then."""
 
     # --- moments
 
@@ -95,11 +97,8 @@ class Meter:
     # --- hooks on the engine
 
     def watch(self, engine: Any, settings: Any) -> None:
-        """See gradients as they are made, parameters as they are gathered, and where a checkpointed layer runs again."""
+        """See parameters as they are gathered, and where a checkpointed layer runs again."""
         self.engine, self.settings = engine, settings
-        for parameter in engine.module.parameters():
-            if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(self._on_gradient)
         for module in engine.module.modules():
             if getattr(module, "gradient_checkpointing", False) and type(module).__name__ != type(engine.module).__name__ and hasattr(module, "_gradient_checkpointing_func"):
                 module.register_forward_pre_hook(self._before_recompute)
@@ -109,7 +108,14 @@ class Meter:
                 if module._parameters:
                     module.register_forward_pre_hook(self._on_gather)
 
+    def watch_gradients(self, parameters: Iterable[Any]) -> None:
+        """See gradients as autograd makes them: before DeepSpeed's own hooks, which move them elsewhere."""
+        for parameter in parameters:
+            parameter.register_post_accumulate_grad_hook(self._on_gradient)
+
     def _on_gradient(self, parameter: Any) -> None:
+        if self.engine is None:
+            return
         self.mark("gradient", {**gradients([parameter]), **engine_tensors(self.engine, self.settings, transient_only=True), **gathered(self.engine)})
 
     def _on_gather(self, module: Any, args: Any) -> None:
@@ -253,8 +259,11 @@ class CudaMeter(Meter):
         return Reading(torch.cuda.memory_allocated(), self.peak, self.reserved, first_mark, 0)
 
     def outside_bytes(self) -> int:
-        """What the device is used for beyond what PyTorch reserved, other processes' memory included."""
+        """What the device is used for beyond what PyTorch reserved, other processes' memory included; 0 where others run too."""
         import torch
+
+        if not self.alone:
+            return 0
 
         free, total = torch.cuda.mem_get_info()
         return max(0, total - free - torch.cuda.memory_reserved())

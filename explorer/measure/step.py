@@ -28,11 +28,12 @@ MOST_STEPS = 12
 
 def run_job(argument: Mapping[str, Any], emit: Emit) -> dict[str, Any]:
     """Worker entry: `argument` has "job", and "locks" (a folder) unless the caller guards the GPU itself; returns a Profile's record."""
-    setup = Setup.from_job(argument["job"])
-    if argument.get("locks"):
-        with locks.gpu(argument["locks"], 0, lambda place: emit({"progress": f"waiting for the GPU (place {place})"})):
-            return Run(setup, emit).profile().to_record()
-    return Run(setup, emit).profile().to_record()
+    run = Run(Setup.from_job(argument["job"]), emit)
+    run.meter.alone = bool(argument.get("locks"))
+    if not run.meter.alone:
+        return run.profile().to_record()
+    with locks.gpu(argument["locks"], 0, lambda place: emit({"progress": f"waiting for the GPU (place {place})"})):
+        return run.profile().to_record()
 
 
 @dataclass(slots=True)
@@ -131,12 +132,12 @@ class Run:
 
         self.say("building the model")
         self.meter.begin_init()
-        if self.settings.world_size == 1:
-            deepspeed.init_distributed(dist_backend="nccl" if self.device == "cuda" else "gloo", verbose=False)
+        deepspeed.init_distributed(dist_backend="nccl" if self.device == "cuda" else "gloo", verbose=False)
         model = self._build()
         self.parameters = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
         trained = [p for p in model.parameters() if p.requires_grad]
         self.trainable = sum(getattr(p, "ds_numel", p.numel()) for p in trained)
+        self.meter.watch_gradients(trained)
         config = self._config()
         self._build_kernels(config)
         self.say("deepspeed.initialize")

@@ -25,7 +25,7 @@ def summarize(work: Any) -> Profile:
     found = history.blocks(events)
     compute = int(np.bincount(found.stream - found.stream.min()).argmax() + found.stream.min()) if len(found.stream) else 0
     sides = {int(s) for s in np.unique(found.stream)} - {compute} if work.settings.stage == 3 and work.settings.world_size > 1 else set()
-    history.name_blocks(found, meter.marks, sides)
+    history.name_blocks(found, meter.marks, len(events), work.failure is not None, sides)
     sizes = _block_sizes(events, found, meter.device)
     if meter.device == "cpu":
         sizes = _device_only(found, sizes)
