@@ -9,11 +9,11 @@ Both return an `alt.Chart` to restyle at will. The page builds the same specs on
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from explorer.profile import CATEGORIES, PhaseMemory, Profile
 from explorer.ui.texts import text
-from explorer.units import gib
+from explorer.units import GiB, MiB, human
 
 if TYPE_CHECKING:
     import altair as alt
@@ -37,67 +37,88 @@ MOMENTS: tuple[tuple[str, str], ...] = (("first", "init"), ("first", "forward"),
 Rows = list[dict[str, Any]]
 
 
+class Unit(NamedTuple):
+    """What the numbers of one picture or table count: GiB, or MiB where all are small."""
+
+    name: str
+    bytes: int
+
+    def of(self, n_bytes: int) -> float:
+        """Bytes in this unit."""
+        return n_bytes / self.bytes
+
+    def short(self, n_bytes: int) -> str:
+        """Bytes in this unit, with the digits a person reads: 0.85, 12.3, 140."""
+        size = self.of(n_bytes)
+        return f"{size:.0f}" if abs(size) >= 100 and self.name == "MiB" else f"{size:.1f}" if abs(size) >= 10 else f"{size:.2f}"
+
+
+def unit_for(largest_bytes: int) -> Unit:
+    """The unit for numbers up to this one."""
+    return Unit("GiB", GiB) if largest_bytes >= GiB else Unit("MiB", MiB)
+
+
 def card_rows(estimated: Profile | None, measured: Profile | None = None, *, card: str | None = None) -> Rows:
-    """One row a category and source, stacked: `start`, `end` and `gib` in GiB; and one row for the capacity."""
+    """One row a category and source, stacked from `start` to `end`; one a source for its total; one for the capacity."""
+    shown = _present(estimated, measured)
+    capacity = next((p.verdict.capacity_bytes for _, p in shown if p.verdict.capacity_bytes), None)
+    unit = unit_for(max([p.peak.allocated_bytes for _, p in shown] + [capacity or 0]))
     rows: Rows = []
-    for source, profile in _present(estimated, measured):
+    for source, profile in shown:
         bar = text(f"source.{source}")
-        rows += _stack(profile.at_peak, source=source, bar=bar)
-        rows.append({"kind": "total", "source": source, "bar": bar, "end": gib(profile.peak.allocated_bytes), "label": f"{_short(gib(profile.peak.allocated_bytes))} {text('chart.gib')}"})
-    capacity = next((p.verdict.capacity_bytes for _, p in _present(estimated, measured) if p.verdict.capacity_bytes), None)
+        rows += _stack(profile.at_peak, unit, source=source, bar=bar)
+        rows.append({"kind": "total", "source": source, "bar": bar, "end": unit.of(profile.peak.allocated_bytes), "label": human(profile.peak.allocated_bytes)})
     if capacity and rows:
-        rows.append({"kind": "capacity", "end": gib(capacity), "label": _capacity_label(capacity, card)})
-    return rows
+        label = text("chart.capacity", card=card or text("chart.a_card"), size=human(capacity))
+        rows.append({"kind": "capacity", "end": unit.of(capacity), "label": label})
+    return _with_unit(rows, unit)
 
 
 def phase_rows(estimated: Profile | None, measured: Profile | None = None) -> Rows:
-    """One row a category, source and moment, stacked, in GiB; and one a moment for its reserved peak and its total."""
+    """One row a category, source and moment, stacked; and one a moment for what is reserved."""
+    shown = _present(estimated, measured)
+    unit = unit_for(max([p.peak.reserved_bytes for _, p in shown], default=0))
     rows: Rows = []
-    for source, profile in _present(estimated, measured):
+    for source, profile in shown:
         for step, phase in MOMENTS:
             memory = profile.phase(step, phase)
             if memory is not None:
-                rows += _moment(memory, source, step, phase)
+                rows += _moment(memory, unit, source, step, phase)
     heads = [{"kind": "head", "moment": moment, "label": text(f"chart.phase.{moment.split()[0]}")} for moment in ("first init", "steady forward")]
-    return [*rows, *heads] if rows else []
+    return _with_unit([*rows, *heads], unit) if rows else []
 
 
-def _present(estimated: Profile | None, measured: Profile | None) -> Iterable[tuple[str, Profile]]:
+def _present(estimated: Profile | None, measured: Profile | None) -> list[tuple[str, Profile]]:
     return [(source, profile) for source, profile in (("estimated", estimated), ("measured", measured)) if profile is not None]
 
 
-def _moment(memory: PhaseMemory, source: str, step: str, phase: str) -> Rows:
+def _moment(memory: PhaseMemory, unit: Unit, source: str, step: str, phase: str) -> Rows:
     where = {"source": source, "who": text(f"source.{source}"), "moment": f"{step} {phase}", "step": text(f"step.{step}")}
-    parts = memory.at_peak or {"unexplained": memory.peak_allocated_bytes}
-    rows = _stack(parts, **where)
+    rows = _stack(memory.at_peak or {"unexplained": memory.peak_allocated_bytes}, unit, **where)
     if not memory.at_peak:
         for row in rows:
             row["label"] = text("category.total")
-    total = {"kind": "total", **where, "end": gib(memory.peak_allocated_bytes), "label": _short(gib(memory.peak_allocated_bytes))}
-    reserved = {"kind": "reserved", **where, "end": gib(memory.peak_reserved_bytes), "gib": _short(gib(memory.peak_reserved_bytes))}
-    return [*rows, total, reserved]
+    size = memory.peak_reserved_bytes
+    return [*rows, {"kind": "reserved", **where, "end": unit.of(size), "size": f"{unit.short(size)} {unit.name}"}]
 
 
-def _stack(parts: Mapping[str, int], **common: Any) -> Rows:
+def _stack(parts: Mapping[str, int], unit: Unit, **common: Any) -> Rows:
     rows: Rows = []
     below = 0
     for category in CATEGORIES:
         size = parts.get(category, 0)
         if size:
-            rows.append({"kind": "part", **common, "category": category, "label": text(f"category.{category}"), "start": gib(below), "end": gib(below + size), "gib": _short(gib(size))})
+            row = {"kind": "part", **common, "category": category, "label": text(f"category.{category}"), "start": unit.of(below), "end": unit.of(below + size)}
+            rows.append({**row, "size": f"{unit.short(size)} {unit.name}"})
             below += size
     return rows
 
 
-def _short(size_gib: float) -> str:
-    return f"{size_gib:.1f}" if abs(size_gib) >= 10 else f"{size_gib:.2f}"
+def _with_unit(rows: Rows, unit: Unit) -> Rows:
+    return [{**row, "unit": unit.name} for row in rows]
 
 
-def _capacity_label(capacity_bytes: int, card: str | None) -> str:
-    return text("chart.capacity", card=card or text("chart.a_card"), gib=_short(gib(capacity_bytes)))
-
-
-_GIB = f"datum.label + (datum.index == 1 ? ' {text('chart.gib')}' : '')"
+_TICK = "datum.label + (datum.index == 1 && length(data('rows')) ? ' ' + data('rows')[0].unit : '')"
 """The unit once, at the last tick."""
 
 # -- Altair -----------------------------------------------------------------------------------------------------------
@@ -107,14 +128,14 @@ def against_card(estimated: Profile | None, measured: Profile | None = None, *, 
     """The bytes at the allocated peak by category, estimated and measured, against the card's capacity."""
     import altair as alt
 
-    return card_spec(alt.Data(values=card_rows(estimated, measured, card=card)))
+    return card_spec(alt.InlineData(name="rows", values=card_rows(estimated, measured, card=card)))
 
 
 def by_phase(estimated: Profile | None, measured: Profile | None = None) -> alt.LayerChart:
     """The bytes at the allocated peak of each phase by category, of the first step and of a steady one."""
     import altair as alt
 
-    return phase_spec(alt.Data(values=phase_rows(estimated, measured)))
+    return phase_spec(alt.InlineData(name="rows", values=phase_rows(estimated, measured)))
 
 
 def card_spec(data: Any) -> alt.LayerChart:
@@ -122,13 +143,13 @@ def card_spec(data: Any) -> alt.LayerChart:
     import altair as alt
 
     base = alt.Chart(data)
-    x = alt.X("start:Q", title=None, axis=alt.Axis(grid=True, tickCount=6, domain=False, ticks=False, labelExpr=_GIB, labelPadding=6), scale=alt.Scale(nice=False, zero=True))
+    x = alt.X("start:Q", title=None, axis=alt.Axis(grid=True, tickCount=6, domain=False, ticks=False, labelExpr=_TICK, labelPadding=6), scale=alt.Scale(nice=False, zero=True))
     y = alt.Y("bar:N", title=None, sort=[text("source.estimated"), text("source.measured")], axis=alt.Axis(domain=False, ticks=False, labelPadding=10, labelFontSize=13), scale=alt.Scale(paddingInner=0.35, paddingOuter=0.3))
     parts = base.transform_filter("datum.kind == 'part'")
     bars = parts.mark_bar(height={"band": 1}, strokeWidth=1).encode(
-        x=x, x2="end:Q", y=y, color=_colour(), order=alt.Order("start:Q"), tooltip=[alt.Tooltip("bar:N", title=" "), alt.Tooltip("label:N", title=text("chart.category")), alt.Tooltip("gib:N", title=text("chart.gib"))],
+        x=x, x2="end:Q", y=y, color=_colour(), order=alt.Order("start:Q"), tooltip=[alt.Tooltip("bar:N", title=" "), alt.Tooltip("label:N", title=text("chart.category")), alt.Tooltip("size:N", title=text("chart.size"))],
         description=alt.Description("spoken:N"),
-    ).transform_calculate(spoken="datum.bar + ', ' + datum.label + ': ' + datum.gib + ' GiB'")
+    ).transform_calculate(spoken="datum.bar + ', ' + datum.label + ': ' + datum.size")
     wide = "(datum.end - datum.start) / domain('x')[1] * width > 8 * length(datum.label) + 10"
     names = parts.transform_calculate(middle="(datum.start + datum.end) / 2").mark_text(fontSize=12, fontWeight=600, aria=False).encode(
         x="middle:Q", y=y, text="label:N", color=alt.condition(alt.FieldOneOfPredicate(field="category", oneOf=sorted(DARK_INK)), alt.value("#0b1a16"), alt.value("#ffffff")), opacity=alt.condition(wide, alt.value(1), alt.value(0))
@@ -150,14 +171,14 @@ def phase_spec(data: Any) -> alt.LayerChart:
     axis = alt.Axis(domain=False, ticks=False, labelAngle=0, labelPadding=8, labelExpr="width < 460 ? {forward: 'fwd', backward: 'bwd'}[split(datum.value, ' ')[1]] || split(datum.value, ' ')[1] : split(datum.value, ' ')[1]", labelOverlap=False)
     x = alt.X("moment:N", title=None, sort=moments, axis=axis, scale=alt.Scale(domain=moments, paddingInner=0.28, paddingOuter=0.1))
     offset = alt.XOffset("source:N", sort=["estimated", "measured"], scale=alt.Scale(paddingInner=0.06))
-    y = alt.Y("start:Q", title=None, axis=alt.Axis(grid=True, tickCount=5, domain=False, ticks=False, labelExpr=_GIB), scale=alt.Scale(nice=False, zero=True))
+    y = alt.Y("start:Q", title=None, axis=alt.Axis(grid=True, tickCount=5, domain=False, ticks=False, labelExpr=_TICK), scale=alt.Scale(nice=False, zero=True))
     parts = base.transform_filter("datum.kind == 'part'")
-    tips = [alt.Tooltip("who:N", title=" "), alt.Tooltip("step:N", title=text("chart.step")), alt.Tooltip("label:N", title=text("chart.category")), alt.Tooltip("gib:N", title=text("chart.gib"))]
+    tips = [alt.Tooltip("who:N", title=" "), alt.Tooltip("step:N", title=text("chart.step")), alt.Tooltip("label:N", title=text("chart.category")), alt.Tooltip("size:N", title=text("chart.size"))]
     bars = parts.mark_bar(strokeWidth=1).encode(x=x, xOffset=offset, y=y, y2="end:Q", color=_colour(), tooltip=tips, description=alt.Description("spoken:N")).transform_calculate(
-        spoken="datum.who + ', ' + datum.step + ', ' + split(datum.moment, ' ')[1] + ', ' + datum.label + ': ' + datum.gib + ' GiB'"
+        spoken="datum.who + ', ' + datum.step + ', ' + split(datum.moment, ' ')[1] + ', ' + datum.label + ': ' + datum.size"
     )
-    reserved = base.transform_filter("datum.kind == 'reserved'").mark_tick(thickness=2, orient="horizontal").encode(x=x, xOffset=offset, y=alt.Y("end:Q"), tooltip=[alt.Tooltip("gib:N", title=text("chart.reserved"))], description=alt.Description("spoken:N")).transform_calculate(
-        spoken="datum.who + ', ' + datum.step + ', ' + split(datum.moment, ' ')[1] + ', reserved: ' + datum.gib + ' GiB'"
+    reserved = base.transform_filter("datum.kind == 'reserved'").mark_tick(thickness=2, orient="horizontal").encode(x=x, xOffset=offset, y=alt.Y("end:Q"), tooltip=[alt.Tooltip("size:N", title=text("chart.reserved"))], description=alt.Description("spoken:N")).transform_calculate(
+        spoken="datum.who + ', ' + datum.step + ', ' + split(datum.moment, ' ')[1] + ', reserved: ' + datum.size"
     ).properties(name="reserved")
     heads = base.transform_filter("datum.kind == 'head'").mark_text(align="left", dx=-14, fontSize=12, fontWeight=600).encode(x=x, y=alt.value(-12), text="label:N").properties(name="head")
     return _dressed(alt.layer(bars, reserved, heads).properties(width="container", height=240))

@@ -6,11 +6,11 @@ from html import escape
 
 from explorer.profile import CATEGORIES, Profile
 from explorer.setup import Setup
-from explorer.ui.charts import COLOURS
+from explorer.ui.charts import COLOURS, Unit, unit_for
 from explorer.ui.measurements import Measured
 from explorer.ui.state import ExplorerState
 from explorer.ui.texts import text
-from explorer.units import gib, human
+from explorer.units import human
 
 _TONES = {"fits": "good", "tight": "warn", "does not fit": "bad"}
 
@@ -42,7 +42,7 @@ def when(step: str, phase: str) -> str:
 def verdict(state: ExplorerState) -> str:
     """One sentence, and why."""
     if state.problem:
-        return _verdict("bad", text("verdict.problem"), f"{_spoken(state.problem)} {text('verdict.last') if state.estimate else ''}")
+        return _verdict("bad", text("verdict.problem"), f"{_spoken(state.problem)} {text('verdict.last') if state.estimate else ''}".strip())
     if state.obstacle:
         return _verdict("plain", text("verdict.obstacle"), state.obstacle)
     if state.estimate is None or state.busy:
@@ -56,11 +56,11 @@ def verdict(state: ExplorerState) -> str:
 
 def _spoken(problem: tuple[str, str]) -> str:
     field, sentence = problem
-    return f"{field.removeprefix('deepspeed.')} {sentence}." if field else f"{sentence}."
+    return f"{field.removeprefix('deepspeed.')} {sentence.rstrip('.')}.".strip()
 
 
 def _verdict(tone: str, sentence: str, why: str, mark: str = "") -> str:
-    return f'<div class="ex-say ex-{tone}"><p class="ex-sentence">{escape(sentence)} {mark}</p><p class="ex-why">{escape(why)}</p></div>'
+    return f'<div class="ex-say ex-{tone}"><p class="ex-sentence">{escape(sentence)} {mark}</p><p class="ex-why">{escape(_sentence(why))}</p></div>'
 
 
 def _card(setup: Setup | None, profile: Profile) -> str:
@@ -105,7 +105,7 @@ def _largest(state: ExplorerState) -> str:
         return _figure("largest", text("figure.largest.unknown"), "")
     if not state.largest_known:
         return _figure("largest", text("figure.largest.wait"), "")
-    return _figure("largest", str(state.largest) if state.largest else text("figure.largest.none"), "")
+    return _figure("largest", f"{state.largest:,}" if state.largest else text("figure.largest.none"), "")
 
 
 def _host(profile: Profile) -> int:
@@ -126,38 +126,39 @@ def breakdown(estimated: Profile | None, measured: Profile | None) -> str:
     if not shown:
         return ""
     largest = max((size for _, p in shown for size in p.at_peak.values()), default=1) or 1
-    rows = "".join(_row(c, shown, largest) for c in CATEGORIES if any(p.at_peak.get(c) for _, p in shown))
-    heads = "".join(f'<th scope="col" class="ex-num">{escape(text(f"table.{source}"))}</th>' for source, _ in shown)
+    unit = unit_for(max(p.peak.allocated_bytes for _, p in shown))
+    rows = "".join(_row(c, shown, largest, unit) for c in CATEGORIES if any(p.at_peak.get(c) for _, p in shown))
+    heads = "".join(f'<th scope="col" class="ex-num">{escape(text(f"table.{source}", unit=unit.name))}</th>' for source, _ in shown)
     last = f'<th scope="col" class="ex-num">{escape(text("table.difference"))}</th>' if len(shown) == 2 else ""
     return (
         f'<h2>{escape(text("table.title"))}</h2><table class="ex-table"><caption class="ex-hidden">{escape(text("table.caption"))}</caption>'
         f'<thead><tr><th scope="col">{escape(text("table.category"))}</th><th aria-hidden="true" class="ex-bars"></th>{heads}{last}</tr></thead>'
-        f"<tbody>{rows}</tbody><tfoot>{_sum('total', 'allocated_bytes', shown)}{_sum('reserved', 'reserved_bytes', shown)}</tfoot></table>"
+        f"<tbody>{rows}</tbody><tfoot>{_sum('total', 'allocated_bytes', shown, unit)}{_sum('reserved', 'reserved_bytes', shown, unit)}</tfoot></table>"
     )
 
 
-def _row(category: str, shown: list[tuple[str, Profile]], largest: int) -> str:
+def _row(category: str, shown: list[tuple[str, Profile]], largest: int, unit: Unit) -> str:
     sizes = [p.at_peak.get(category, 0) for _, p in shown]
     bars = "".join(f'<i class="ex-{source}" style="width:{100 * size / largest:.2f}%;background:{COLOURS[category]}"></i>' for (source, _), size in zip(shown, sizes, strict=True))
     return (
         f'<tr data-category="{category}"><th scope="row"><span class="ex-swatch" style="background:{COLOURS[category]}"></span>{escape(text(f"category.{category}"))}'
-        f'<small>{escape(text(f"about.{category}"))}</small></th><td class="ex-bars" aria-hidden="true">{bars}</td>{_cells(sizes)}</tr>'
+        f'<small>{escape(text(f"about.{category}"))}</small></th><td class="ex-bars" aria-hidden="true">{bars}</td>{_cells(sizes, unit)}</tr>'
     )
 
 
-def _sum(key: str, attribute: str, shown: list[tuple[str, Profile]]) -> str:
+def _sum(key: str, attribute: str, shown: list[tuple[str, Profile]], unit: Unit) -> str:
     sizes = [getattr(p.peak, attribute) for _, p in shown]
-    return f'<tr><th scope="row">{escape(text(f"table.{key}"))}</th><td class="ex-bars"></td>{_cells(sizes)}</tr>'
+    return f'<tr><th scope="row">{escape(text(f"table.{key}"))}</th><td class="ex-bars"></td>{_cells(sizes, unit)}</tr>'
 
 
-def _cells(sizes: list[int]) -> str:
-    cells = "".join(f'<td class="ex-num">{gib(size):.2f}</td>' for size in sizes)
-    return cells + (f'<td class="ex-num ex-diff">{difference(sizes[1] - sizes[0])}</td>' if len(sizes) == 2 else "")
+def _cells(sizes: list[int], unit: Unit) -> str:
+    cells = "".join(f'<td class="ex-num">{unit.of(size):.2f}</td>' for size in sizes)
+    return cells + (f'<td class="ex-num ex-diff">{difference(sizes[1] - sizes[0], unit)}</td>' if len(sizes) == 2 else "")
 
 
-def difference(n_bytes: int) -> str:
+def difference(n_bytes: int, unit: Unit) -> str:
     """Measured less estimated, signed; 0 where two decimals show none."""
-    size = f"{abs(gib(n_bytes)):.2f}"
+    size = f"{abs(unit.of(n_bytes)):.2f}"
     return "0" if size == "0.00" else ("+" if n_bytes > 0 else "&minus;") + size
 
 
@@ -191,7 +192,7 @@ def _nearness(state: ExplorerState) -> str:
     if off == 0:
         return text("measured.exact")
     share = 100 * abs(off) / max(1, measured.peak.allocated_bytes)
-    percent = "less than 0.1 %" if share < 0.1 else f"{share:.1f} %"
+    percent = "less than 0.1" if share < 0.1 else f"{share:.1f}"
     return text("measured.worst", percent=percent, side=text("measured.high" if off > 0 else "measured.low"), category=text(f"category.{difference_.worst_category}").lower())
 
 
@@ -202,7 +203,7 @@ def probe_words(state: ExplorerState, accelerator: str | None) -> str:
         seconds = text("probe.seconds", seconds=status.seconds)
         return f'<p class="ex-progress" role="status"><span class="ex-pulse"></span>{escape(status.text or text("probe.starting"))} <span class="ex-dim">{seconds}</span></p>'
     said = {"failed": text("probe.failed", text=status.text), "cancelled": text("probe.cancelled", seconds=status.seconds), "done": text("probe.done", seconds=status.seconds)}.get(status.state, "")
-    about = state.probe_obstacle or text(f"probe.{accelerator or 'none'}")
+    about = _sentence(state.probe_obstacle) or ("" if status.state == "done" else text(f"probe.{accelerator or 'none'}"))
     tone = "ex-alert" if status.state == "failed" else ""
     return f'<p class="{tone}" role="status">{escape(said)}</p><p>{escape(about)}</p>'
 
@@ -221,7 +222,13 @@ def _notes(source: str, profile: Profile) -> str:
 
 
 def _sentence(note: str) -> str:
-    return note if note.endswith((".", "!", "?")) else note + "."
+    """A clause as a sentence: a capital and a full stop. What starts with a name of a setting keeps it."""
+    note = note.strip()
+    if not note:
+        return ""
+    first = note.split()[0]
+    named = any(c in first for c in "._=\"") or any(c.isupper() for c in first[1:])
+    return (note if named else note[0].upper() + note[1:]) + ("" if note.endswith((".", "!", "?", "…")) else ".")
 
 
 def notice(sentences: tuple[str, ...]) -> str:

@@ -276,20 +276,27 @@ class ExplorerState(T.HasTraits):
     def _probe(self, setup: Setup, cancel: threading.Event) -> None:
         from explorer.measure.runner import probe
 
-        begun = time.monotonic()
+        begun, ended = time.monotonic(), threading.Event()
+        threading.Thread(target=self._tick, args=(begun, ended), name="probe clock", daemon=True).start()
         try:
             result: Any = probe(setup, on_progress=self._progress, cancel=cancel)
         except Exception as error:
             result = error
+        ended.set()
         seconds = time.monotonic() - begun
         self._post(lambda: self._probed(setup, cancel.is_set(), result, seconds))
 
-    def _progress(self, text: str, seconds: float) -> None:
+    def _tick(self, begun: float, ended: threading.Event) -> None:
+        """Count the seconds while a probe runs: a child that compiles says nothing for a minute."""
+        while not ended.wait(1.0):
+            self._progress(None, time.monotonic() - begun)
+
+    def _progress(self, text: str | None, seconds: float) -> None:
         self._post(lambda: self._say(text, seconds))
 
-    def _say(self, text: str, seconds: float) -> None:
+    def _say(self, text: str | None, seconds: float) -> None:
         if self.probe_status.state == "running":
-            self.probe_status = ProbeStatus(state="running", text=text, seconds=seconds)
+            self.probe_status = ProbeStatus(state="running", text=self.probe_status.text if text is None else text, seconds=max(seconds, self.probe_status.seconds))
 
     def _probed(self, setup: Setup, cancelled: bool, result: Any, seconds: float) -> None:
         if isinstance(result, Profile):

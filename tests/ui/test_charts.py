@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 
 import pytest
 
 from explorer.profile import CATEGORIES
 from explorer.ui import charts, live_chart
-from explorer.units import GiB
+from explorer.units import GiB, MiB
 from tests.ui.conftest import CAPACITY, make_profile
 
 
@@ -34,6 +36,13 @@ def test_without_a_capacity_there_is_no_line():
     assert all(r["kind"] != "capacity" for r in charts.card_rows(make_profile(answer=None)))
 
 
+def test_small_jobs_count_in_mebibytes():
+    small = make_profile(activations=MiB, answer=None)
+    small = replace(small, at_peak={"activations": MiB}, peak=replace(small.peak, allocated_bytes=MiB, reserved_bytes=2 * MiB))
+    assert {r["unit"] for r in charts.card_rows(small)} == {"MiB"}
+    assert parts(charts.card_rows(small))[0]["size"] == "1.00 MiB"
+
+
 def test_without_a_profile_there_are_no_rows():
     assert charts.card_rows(None) == [] and charts.phase_rows(None) == []
 
@@ -56,7 +65,7 @@ def test_a_chart_is_an_altair_chart_that_draws(chart):
 
     spec = chart.properties(width=500).to_dict()
     svg = vl_convert.vegalite_to_svg(spec)
-    assert "Activations: 10.0 GiB" in svg and "NaN" not in svg and "http" not in json.dumps(spec.get("data", {}))
+    assert "Activations: 10.0 GiB" in svg and re.search(r"\d GiB<", svg) and "NaN" not in svg and "http" not in json.dumps(spec.get("data", {}))
 
 
 @pytest.mark.parametrize("name", ["card_spec", "phase_spec"])
