@@ -139,6 +139,29 @@ def _efficient_backward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias:
 _BACKWARD: dict[str, Callable[..., torch.Tensor | None]] = {"cudnn": _cudnn_backward, "flash": _flash_backward, "efficient": _efficient_backward}
 
 
+def _math(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, dropout_p: float, is_causal: bool, scale: float | None, grouped: bool) -> torch.Tensor:
+    """The unfused kernel, step by step, with CUDA's dropout (`_scaled_dot_product_attention_math` in ATen/native/transformers/attention.cpp)."""
+    dtype = q.dtype
+    if dtype in (torch.float16, torch.bfloat16):
+        q, k, v = q.float(), k.float(), v.float()
+    half_scale = (scale if scale is not None else q.shape[-1] ** -0.5) ** 0.5
+    q = q * half_scale
+    if is_causal:
+        mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
+    if mask is not None and mask.dtype == torch.bool:
+        mask = torch.where(mask, torch.scalar_tensor(0.0, dtype=q.dtype, device=q.device), torch.scalar_tensor(-math.inf, dtype=q.dtype, device=q.device))
+    if grouped:
+        k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], -3) for t in (k, v))
+    scores = q @ (k.transpose(-2, -1) * half_scale)
+    if mask is not None:
+        scores = scores + mask
+    weights = torch.ops.aten._safe_softmax(scores, -1)
+    del scores, mask, k, q
+    if dropout_p > 0:
+        weights = torch.native_dropout(weights, dropout_p, True)[0]
+    return (weights @ v).to(dtype)
+
+
 def attention(generation: str, forced: str | None) -> Callable[..., torch.Tensor]:
     """A `scaled_dot_product_attention` that allocates as CUDA's kernels do on that generation of cards."""
 
@@ -152,7 +175,7 @@ def attention(generation: str, forced: str | None) -> Callable[..., torch.Tensor
         if attn_mask is not None and attn_mask.dtype == torch.bool and kernel != "math":
             attn_mask = torch.empty(attn_mask.shape, dtype=query.dtype, device=query.device)
         if kernel == "math":
-            return torch.ops.aten._scaled_dot_product_attention_math(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=grouped)[0]
+            return _math(query, key, value, attn_mask, dropout_p, is_causal, scale, grouped)
         return _Attention.apply(query, key, value, attn_mask, kernel)
 
     return scaled_dot_product_attention
@@ -231,9 +254,17 @@ def installed(generation: str, forced: str | None = None) -> Iterator[None]:
 # --- scratch table -------------------------------------------------------------------------------------------------------
 
 
-def scratch_after(func: Any, args: tuple[Any, ...], out: Any, generation: str) -> Iterator[tuple[float, Varying | None]]:
-    """(bytes, how they vary) of each block the CUDA kernel of `func` holds inside itself once its results are allocated."""
-    name = func.name() if hasattr(func, "name") else str(func)
+def scratch_after(func: Any, args: tuple[Any, ...], out: Any, safe: set[int]) -> Iterator[tuple[float, Varying | None]]:
+    """(bytes, how they vary) of each block the CUDA kernel of `func` holds inside itself once its results are allocated.
+
+    `safe`: storages of the trace's safe softmaxes, which CUDA makes of simpler operations; kept here from call to call.
+    """
+    name = func.name()
+    if name == "aten::_safe_softmax":
+        safe.add(out.untyped_storage()._cdata)
+        return iter([(out.numel(), None), (out.numel() // out.shape[-1], None)])
+    if name == "aten::_softmax_backward_data" and args[1].untyped_storage()._cdata in safe:
+        return iter([(args[0].numel() * args[0].element_size(), None)])
     rule = _SCRATCH.get(name)
     return rule(args, out) if rule else iter(())
 

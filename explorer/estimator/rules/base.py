@@ -98,6 +98,9 @@ class Rules:
         """`engine.step()` at the boundary."""
         raise NotImplementedError
 
+    def skipped_step(self) -> None:
+        """`engine.step()` that finds an overflow: gradients are dropped, nothing is updated."""
+
     # --- helpers
 
     @property

@@ -70,8 +70,8 @@ class Stage0Fused(Stage0):
 
     def step(self) -> None:
         w, elements = self.writer, sum(self.sizes)
-        copies = [w.allocate(4 * n, "gradients", "fp32 gradients") for n in self.sizes]
-        flat = w.allocate(4 * elements, "gradients", "fp32_groups_flat.grad")
+        copies = [w.allocate(4 * n, "temporary", "fp32 gradients") for n in self.sizes]
+        flat = w.allocate(4 * elements, "temporary", "fp32_groups_flat.grad")
         w.free(*copies)
         self._drop_gradients()
         self.optimizer_temporaries([elements])
@@ -94,7 +94,7 @@ class Stage0Unfused(Stage0):
 
     def step(self) -> None:
         w = self.writer
-        fp32 = [w.allocate(4 * n, "gradients", "fp32 gradients") for n in self.sizes]
+        fp32 = [w.allocate(4 * n, "temporary", "fp32 gradients") for n in self.sizes]
         self.optimizer_temporaries(self.sizes)
         w.free(*fp32)
         self._drop_gradients()

@@ -189,10 +189,9 @@ class Stage12(Rules):
         self.norms([self._owned_slice(i) for i in sorted(self.owned)])
         flat = w.allocate(s * self.own, "temporary", "flat_grad_partition") if len(self.owned) > 1 or s == 4 else 0
         if s == 4:
-            w.rename(flat, "gradients")
             fp32 = flat
         else:
-            fp32 = w.allocate(4 * self.own, "gradients", "single_partition_of_fp32_groups.grad")
+            fp32 = w.allocate(4 * self.own, "temporary", "single_partition_of_fp32_groups.grad")
             w.free(flat)
         w.free(self.kept_gradients)
         self.kept_gradients = 0

@@ -73,6 +73,15 @@ class Stage3(Rules):
             w.allocate(self.settings.accum_bytes * self.own, "gradients", "grad_partitions_flat_buffer")
         if self.offload_param:
             self._param_host()
+        self._gather_once()
+
+    def _gather_once(self) -> None:
+        """Each parameter is gathered for a moment while its gradient hook is made (`create_reduce_and_remove_grad_hooks`)."""
+        w, s = self.writer, self.model_bytes
+        for i in self.trainable:
+            whole = w.allocate(self.n * self.shares[i] * s, "gathered", self.job.parameters[i].name)
+            staged = w.allocate(self.shares[i] * s, "temporary", "partition on its way to the GPU") if self.offload_param else 0
+            w.free(whole, staged)
 
     def _partition_parameters(self) -> dict[int, int]:
         """Each parameter visits the GPU whole, then its share stays: there, or pinned on the host (partition_parameters.py)."""
@@ -189,6 +198,9 @@ class Stage3(Rules):
             self._step_on_gpu()
         self.coordinator.gather_persistent()
 
+    def skipped_step(self) -> None:
+        self.coordinator.release_all()
+
     def _step_on_gpu(self) -> None:
         w, accum = self.writer, self.settings.accum_bytes
         if self.settings.precision == "fp16":
@@ -201,10 +213,8 @@ class Stage3(Rules):
             flat = w.allocate(accum * elements, "temporary", "flat gradients") if len(group) > 1 else 0
             fp32 = flat
             if accum != 4:
-                fp32 = w.allocate(4 * elements, "gradients", "fp32 gradients")
+                fp32 = w.allocate(4 * elements, "temporary", "fp32 gradients")
                 w.free(flat)
-            elif flat:
-                w.rename(flat, "gradients")
             if new:
                 self.states += self.adam_states([elements])
             self.optimizer_temporaries([elements])

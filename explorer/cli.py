@@ -1,0 +1,96 @@
+"""`python -m explorer estimate | probe | dashboard`: the contract of docs/contract.md. Answers on standard output, all else on standard error."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from explorer.errors import BadInput, CouldNotRun
+from explorer.profile import CATEGORIES, Profile
+from explorer.setup import Setup, parse_json
+from explorer.units import human
+
+FITS, BAD_INPUT, DOES_NOT_FIT, TIGHT, COULD_NOT_RUN = 0, 2, 3, 4, 5
+_WORST_FIRST = (BAD_INPUT, COULD_NOT_RUN, DOES_NOT_FIT, TIGHT, FITS)
+_BY_ANSWER = {"fits": FITS, "tight": TIGHT, "does not fit": DOES_NOT_FIT, None: FITS}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] == ["dashboard"]:
+        from explorer.ui.serve import serve
+
+        return serve(given[1:]) or 0
+    options = _parser().parse_args(given)
+    run = _estimate if options.command == "estimate" else _probe
+    codes = [_job(path, run, options.json) for path in options.jobs]
+    return next(code for code in _WORST_FIRST if code in codes)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m explorer", description="Where the GPU memory goes when you train with DeepSpeed.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, help_text in (("estimate", "estimate jobs, without a GPU"), ("probe", "run one real training step of each job and measure it")):
+        command = commands.add_parser(name, help=help_text, epilog="exit code: 2 bad input > 5 could not run > 3 does not fit > 4 tight > 0")
+        command.add_argument("jobs", nargs="+", metavar="JOB.json", help="a job file, or - for standard input")
+        command.add_argument("--json", action="store_true", help="one JSON object a line, in the order of the files")
+    commands.add_parser("dashboard", help="serve the dashboard on this machine; further arguments go to Voila")
+    return parser
+
+
+def _job(path: str, run: Callable[[Setup], Profile], as_json: bool) -> int:
+    """One job file: its line on standard output, its exit code back."""
+    try:
+        setup = Setup.from_job(parse_json(sys.stdin.read(), "job")) if path == "-" else Setup.from_file(path)
+        profile = run(setup)
+    except (BadInput, CouldNotRun) as error:
+        print(f"{path}: {error}", file=sys.stderr)
+        if as_json:
+            _line({"error": str(error), "job": path})
+        return error.exit_code
+    if as_json:
+        _line(profile.to_json())
+    else:
+        print(table(path, profile))
+    return _BY_ANSWER[profile.verdict.answer]
+
+
+def _line(value: dict[str, Any]) -> None:
+    print(json.dumps(value), flush=True)
+
+
+def _progress(text: str, seconds: float) -> None:
+    print(f"{seconds:6.1f} s  {text}", file=sys.stderr, flush=True)
+
+
+def _estimate(setup: Setup) -> Profile:
+    from explorer.estimator.estimate import estimate
+
+    return estimate(setup, on_progress=_progress)
+
+
+def _probe(setup: Setup) -> Profile:
+    from explorer.measure.runner import probe
+
+    return probe(setup, on_progress=_progress)
+
+
+def table(name: str, profile: Profile) -> str:
+    """A profile as a short text."""
+    peak = profile.peak
+    rows = [f"{name}: {profile.source}" + (f" on {profile.measured_on}" if profile.measured_on else "")]
+    rows.append(f"  peak allocated  {human(peak.allocated_bytes):>10}  in {peak.allocated_phase} of the {peak.allocated_step} step")
+    rows.append(f"  peak reserved   {human(peak.reserved_bytes):>10}  in {peak.reserved_phase} of the {peak.reserved_step} step")
+    rows += [f"    {c.replace('_', ' '):<14}{human(profile.at_peak[c]):>10}" for c in CATEGORIES if profile.at_peak.get(c)]
+    rows.append(f"  host            {human(profile.host.resident_bytes):>10}  per process, {human(profile.host.per_node_bytes)} at most per node")
+    verdict = profile.verdict
+    if verdict.answer is not None:
+        rows.append(f"  {verdict.answer}" + (f" ({human(verdict.capacity_bytes)} for PyTorch): " if verdict.capacity_bytes else ": ") + verdict.why)
+    if profile.largest_micro_batch is not None:
+        rows.append(f"  largest micro-batch that fits: {profile.largest_micro_batch}")
+    rows += [f"  note: {note}" for note in profile.notes]
+    return "\n".join(rows)
