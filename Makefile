@@ -1,0 +1,27 @@
+# make dashboard   set everything up and serve the dashboard on this machine
+# make test        set everything up and run all tests
+#
+# Variables: PYTHON (3.11 or newer; found by itself), VENV (.venv), PORT (8866), ARGS (more arguments for Voila or pytest),
+# VENV_FLAGS (--system-site-packages keeps a PyTorch that is already installed).
+
+VENV ?= .venv
+PORT ?= 8866
+RUN = PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" "$(VENV)/bin/python" -m
+export PYTHON VENV VENV_FLAGS
+
+.PHONY: help dashboard test lint
+help:
+	@sed -n 's/^# \{0,1\}//p' Makefile | head -5
+
+dashboard:
+	@sh tools/setup.sh probe
+	@echo "Starting the dashboard; its address follows."
+	@$(RUN) explorer dashboard --port=$(PORT) $(ARGS)
+
+test:
+	@sh tools/setup.sh probe,test
+	@$(RUN) pytest $(ARGS)
+
+lint:
+	@sh tools/setup.sh probe,test
+	@$(RUN) ruff check .
