@@ -67,3 +67,14 @@ def _place(queue: Path, ticket: Path) -> int:
 def _first(queue: Path, ticket: Path) -> bool:
     tickets = _alive(queue)
     return not tickets or tickets[0] == ticket
+
+
+def clear_abandoned(lock: Path) -> None:
+    """Remove the lock file of a compilation that was killed: torch waits for it for ever (torch/utils/file_baton.py). Its owner, if alive, has it open."""
+    if not lock.exists():
+        return
+    for fd in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):
+            if os.readlink(fd) == str(lock.resolve()):
+                return
+    lock.unlink(missing_ok=True)

@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from explorer.catalog import Model, find_card, find_model
@@ -184,6 +185,7 @@ class Run:
             return
         self.say(f"compiling DeepSpeed's {builder.NAME} (about a minute, once per machine)")
         try:
+            _forget_killed_build(builder.NAME)
             builder.load(verbose=False)
         except Exception as error:
             if self.settings.offload_optimizer is not None:
@@ -277,6 +279,13 @@ def _builder(settings: Settings) -> Any:
     from deepspeed.accelerator import get_accelerator
 
     return get_accelerator().create_op_builder(name)
+
+
+def _forget_killed_build(name: str) -> None:
+    """A probe cancelled while it compiled leaves a lock that the next one would wait for."""
+    from torch.utils.cpp_extension import _get_build_directory
+
+    locks.clear_abandoned(Path(_get_build_directory(name, verbose=False)) / "lock")
 
 
 def _patch_for_one_rank() -> None:
