@@ -33,7 +33,7 @@ _WATCH = """() => new Promise((done) => {
 def measure(page, base: str, model: str, moves: int) -> list[float]:
     """Milliseconds of each move."""
     page.goto(f"{base}/?model={model}")
-    page.locator(".vega-embed svg path[aria-label*='Estimated']").first.wait_for(timeout=60_000)
+    page.locator(".vega-embed svg path[aria-label*='Estimated']").first.wait_for(timeout=60_000, state="attached")
     page.wait_for_timeout(2_000)
     times = []
     for _ in range(moves):

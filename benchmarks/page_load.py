@@ -24,7 +24,7 @@ def visit(browser, base: str) -> float:
     page = context.new_page()
     begun = time.perf_counter()
     page.goto(base, wait_until="commit")
-    page.locator(".vega-embed svg path[aria-label*='Estimated']").first.wait_for(timeout=60_000)
+    page.locator(".vega-embed svg path[aria-label*='Estimated']").first.wait_for(timeout=60_000, state="attached")
     page.get_by_role("slider").first.wait_for()
     seconds = time.perf_counter() - begun
     context.close()

@@ -12,7 +12,7 @@ from explorer.errors import BadInput
 from explorer.ui import fields
 from explorer.ui.parts import Number
 from explorer.ui.state import ExplorerState
-from explorer.ui.texts import text
+from explorer.ui.texts import complaint, text
 from explorer.units import gib
 
 _STAGE3 = ("stage3_prefetch_bucket_size", "stage3_param_persistence_threshold", "stage3_max_live_parameters", "stage3_max_reuse_distance", "sub_group_size")
@@ -199,7 +199,7 @@ class Controls:
         if name == "model" and self.state.model == fields.CUSTOM:
             name = "config_text"
         spoken = text("spoken.config_text") if name == "config_text" else text(f"control.{name}") if field in fields.FIELDS else field.removeprefix("deepspeed.")
-        return name, f"{spoken} {sentence}."
+        return name, complaint(spoken, sentence)
 
     def _off(self, name: str) -> tuple[bool, str]:
         """(whether DeepSpeed would ignore this control now, the reason to show under it)."""

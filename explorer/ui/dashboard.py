@@ -95,10 +95,10 @@ class Explorer(W.VBox):
 
     def _records(self) -> W.Widget:
         kept = self.state.measurements.all()
-        options = [(text("records.choose", n=len(kept)), None)] + [(_record_label(m), m.setup) for m in kept]
+        options = [(text("records.choose", n=len(kept)), 0)] + [(_record_label(m), i) for i, m in enumerate(kept, 1)]
         choice = _classed(W.Dropdown(options=options, description=text("records.label")), "ex-records")
         choice.layout.display = None if kept else "none"
-        choice.observe(lambda change: change["new"] and self.state.from_setup(change["new"]), "value")
+        choice.observe(lambda change: change["new"] and self.state.from_setup(kept[change["new"] - 1].setup), "value")
         return choice
 
     # -- following the state --------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from explorer.setup import Setup
 from explorer.ui.charts import COLOURS, Unit, unit_for
 from explorer.ui.measurements import Measured
 from explorer.ui.state import ExplorerState
-from explorer.ui.texts import text
+from explorer.ui.texts import complaint, sentence, text
 from explorer.units import human
 
 _TONES = {"fits": "good", "tight": "warn", "does not fit": "bad"}
@@ -42,7 +42,9 @@ def when(step: str, phase: str) -> str:
 def verdict(state: ExplorerState) -> str:
     """One sentence, and why."""
     if state.problem:
-        return _verdict("bad", text("verdict.problem"), f"{_spoken(state.problem)} {text('verdict.last') if state.estimate else ''}".strip())
+        field, said = state.problem
+        last = text("verdict.last") if state.estimate else ""
+        return _verdict("bad", text("verdict.problem"), f"{complaint(field.removeprefix('deepspeed.'), said)} {last}".strip())
     if state.obstacle:
         return _verdict("plain", text("verdict.obstacle"), state.obstacle)
     if state.estimate is None or state.busy:
@@ -50,17 +52,12 @@ def verdict(state: ExplorerState) -> str:
     profile = state.estimate
     if profile.verdict.answer is None:
         return _verdict("plain", text("verdict.none", peak=human(profile.peak.allocated_bytes)), profile.verdict.why, tag("estimated"))
-    sentence = text(f"verdict.{profile.verdict.answer}", card=_card(state.setup, profile), headroom=human(profile.verdict.headroom_bytes or 0))
-    return _verdict(_TONES[profile.verdict.answer], sentence, profile.verdict.why, tag("estimated"))
+    headline = text(f"verdict.{profile.verdict.answer}", card=_card(state.setup, profile), headroom=human(profile.verdict.headroom_bytes or 0))
+    return _verdict(_TONES[profile.verdict.answer], headline, profile.verdict.why, tag("estimated"))
 
 
-def _spoken(problem: tuple[str, str]) -> str:
-    field, sentence = problem
-    return f"{field.removeprefix('deepspeed.')} {sentence.rstrip('.')}.".strip()
-
-
-def _verdict(tone: str, sentence: str, why: str, mark: str = "") -> str:
-    return f'<div class="ex-say ex-{tone}"><p class="ex-sentence">{escape(sentence)} {mark}</p><p class="ex-why">{escape(_sentence(why))}</p></div>'
+def _verdict(tone: str, headline: str, why: str, mark: str = "") -> str:
+    return f'<div class="ex-say ex-{tone}"><p class="ex-sentence">{escape(headline)} {mark}</p><p class="ex-why">{escape(sentence(why))}</p></div>'
 
 
 def _card(setup: Setup | None, profile: Profile) -> str:
@@ -152,8 +149,12 @@ def _sum(key: str, attribute: str, shown: list[tuple[str, Profile]], unit: Unit)
 
 
 def _cells(sizes: list[int], unit: Unit) -> str:
-    cells = "".join(f'<td class="ex-num">{unit.of(size):.2f}</td>' for size in sizes)
+    cells = "".join(f'<td class="ex-num">{_number(size, unit)}</td>' for size in sizes)
     return cells + (f'<td class="ex-num ex-diff">{difference(sizes[1] - sizes[0], unit)}</td>' if len(sizes) == 2 else "")
+
+
+def _number(n_bytes: int, unit: Unit) -> str:
+    return "&lt;0.01" if 0 < unit.of(n_bytes) < 0.005 else f"{unit.of(n_bytes):.2f}"
 
 
 def difference(n_bytes: int, unit: Unit) -> str:
@@ -203,7 +204,7 @@ def probe_words(state: ExplorerState, accelerator: str | None) -> str:
         seconds = text("probe.seconds", seconds=status.seconds)
         return f'<p class="ex-progress" role="status"><span class="ex-pulse"></span>{escape(status.text or text("probe.starting"))} <span class="ex-dim">{seconds}</span></p>'
     said = {"failed": text("probe.failed", text=status.text), "cancelled": text("probe.cancelled", seconds=status.seconds), "done": text("probe.done", seconds=status.seconds)}.get(status.state, "")
-    about = _sentence(state.probe_obstacle) or ("" if status.state == "done" else text(f"probe.{accelerator or 'none'}"))
+    about = sentence(state.probe_obstacle) or ("" if status.state == "done" else text(f"probe.{accelerator or 'none'}"))
     tone = "ex-alert" if status.state == "failed" else ""
     return f'<p class="{tone}" role="status">{escape(said)}</p><p>{escape(about)}</p>'
 
@@ -217,18 +218,8 @@ def notes(estimated: Profile | None, measured: Profile | None) -> str:
 
 
 def _notes(source: str, profile: Profile) -> str:
-    items = "".join(f"<li>{escape(_sentence(note))}</li>" for note in profile.notes)
+    items = "".join(f"<li>{escape(sentence(note))}</li>" for note in profile.notes)
     return f'<h2>{escape(text(f"notes.{source}"))}</h2><ul class="ex-notes">{items}</ul>'
-
-
-def _sentence(note: str) -> str:
-    """A clause as a sentence: a capital and a full stop. What starts with a name of a setting keeps it."""
-    note = note.strip()
-    if not note:
-        return ""
-    first = note.split()[0]
-    named = any(c in first for c in "._=\"") or any(c.isupper() for c in first[1:])
-    return (note if named else note[0].upper() + note[1:]) + ("" if note.endswith((".", "!", "?", "…")) else ".")
 
 
 def notice(sentences: tuple[str, ...]) -> str:

@@ -156,10 +156,10 @@ ENGLISH: dict[str, str] = {
     "notes.measured": "Notes on the measurement",
     "share.title": "Take it with you",
     "share.link": "Copy link",
-    "share.job": "Copy job file",
-    "share.config": "Copy DeepSpeed config",
+    "share.job": "Copy job",
+    "share.config": "Copy config",
     "share.copied": "Copied",
-    "share.theme": "Dark or light",
+    "share.theme": "Dark/light",
     "share.show": "Job file",
     "share.hint": "python -m explorer estimate job.json",
 }
@@ -169,3 +169,23 @@ def text(key: str, **values: Any) -> str:
     """The page's text for a key, its {places} filled. Raises KeyError for a key that no text has."""
     template = ENGLISH[key]
     return template.format(**values) if values else template
+
+
+_VERBS = {"is", "are", "has", "have", "holds", "must", "cannot", "needs", "names", "gives", "takes", "does"}
+"""How the sentence of a BadInput begins when its field is its subject."""
+
+
+def complaint(subject: str, said: str) -> str:
+    """What is wrong as a whole sentence: with its subject where it needs one."""
+    needs = said.split(" ", 1)[0] in _VERBS
+    return sentence(f"{subject} {said}" if needs and subject else said)
+
+
+def sentence(clause: str) -> str:
+    """A clause with a capital and a full stop. What starts with the name of a setting keeps it."""
+    clause = clause.strip()
+    if not clause:
+        return ""
+    first = clause.split()[0]
+    named = any(c in "._=\"" or c.isdigit() for c in first) or any(c.isupper() for c in first[1:])
+    return (clause if named else clause[0].upper() + clause[1:]) + ("" if clause.endswith((".", "!", "?", "…")) else ".")

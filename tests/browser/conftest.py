@@ -18,7 +18,7 @@ TINY = """{
 @pytest.fixture(scope="session")
 def explorer_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of an explorer with records of its own."""
-    with served(EXPLORER_DATA=str(tmp_path_factory.mktemp("browser-data"))) as base:
+    with served(EXPLORER_DATA=str(tmp_path_factory.mktemp("browser-data")), EXPLORER_LOCKS=str(tmp_path_factory.mktemp("browser-locks"))) as base:
         yield base
 
 
@@ -33,7 +33,7 @@ def open_page(page, explorer_server):
 
     def opened(query: str = "", chart: bool = True):
         page.goto(f"{explorer_server}/?{query}" if query else explorer_server)
-        page.locator(".vega-embed svg path[aria-label*='Estimated']" if chart else ".ex-sentence").first.wait_for(timeout=60_000)
+        page.locator(".vega-embed svg path[aria-label*='Estimated']" if chart else ".ex-sentence").first.wait_for(timeout=60_000, state="attached")
         return page
 
     yield opened
