@@ -21,6 +21,8 @@ SCHEMA = 1
 ATTENTIONS = ("sdpa", "eager", "flash_attention_2")
 _LARGEST = 1 << 40
 """No count in a job is larger than this: beyond it a typo is likelier than a computer."""
+_LARGEST_FILE_BYTES = 4_000_000
+_TOO_DEEP = "is nested too deeply to be a configuration"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -128,6 +130,8 @@ _NONE_IS_DEFAULT = {"attention", "padding", "use_cache", "gradient_checkpointing
 def read_json(path: str | Path, field_name: str) -> Any:
     """A JSON file's content; BadInput naming `field_name` where it is missing, too large, or broken."""
     try:
+        if Path(path).stat().st_size > _LARGEST_FILE_BYTES:
+            raise BadInput(field_name, f"{path} is too large to be a configuration (over {_LARGEST_FILE_BYTES // 10**6} MB)")
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise BadInput(field_name, f"cannot read {path}: {error.strerror or error}") from None
@@ -143,7 +147,9 @@ def parse_json(text: str, field_name: str) -> Any:
     except json.JSONDecodeError as error:
         raise BadInput(field_name, f"is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None
     except RecursionError:
-        raise BadInput(field_name, "is nested too deeply to be a configuration") from None
+        raise BadInput(field_name, _TOO_DEEP) from None
+    except ValueError:  # an integer of thousands of digits
+        raise BadInput(field_name, "holds a number too long to be read") from None
 
 
 def _plain(value: Any) -> Any:
@@ -151,7 +157,21 @@ def _plain(value: Any) -> Any:
         return dict(value)
     if isinstance(value, tuple | set | frozenset):
         return list(value)
-    raise BadInput("job", f"holds a {type(value).__name__}, which JSON has no form for")
+    raise TypeError(f"holds a {type(value).__name__}, which JSON has no form for")
+
+
+def _check_json(name: str, value: Any) -> None:
+    """Whatever a job holds can be written to a file and read back by any program."""
+    try:
+        text = json.dumps(value, default=_plain, allow_nan=False)
+    except RecursionError:
+        raise BadInput(name, _TOO_DEEP) from None
+    except TypeError as error:
+        raise BadInput(name, str(error)) from None
+    except ValueError:
+        raise BadInput(name, "holds NaN, an infinity, or itself, which JSON has no form for") from None
+    if len(text) > _LARGEST_FILE_BYTES:
+        raise BadInput(name, f"is too large to be a configuration (over {_LARGEST_FILE_BYTES // 10**6} MB)")
 
 
 def _nearest(word: str, known: set[str]) -> str:
@@ -165,6 +185,9 @@ def _check(s: Setup) -> None:
             raise BadInput("model", "is empty; give a catalog name such as 'gpt2', a config.json or a hub id")
     elif not isinstance(s.model, Mapping):
         raise BadInput("model", f"is {_kind(s.model)}; give a name, a path, or a config object")
+    for name in ("model", "gradient_checkpointing", "lora", "deepspeed", "trainer"):
+        if isinstance(getattr(s, name), Mapping):
+            _check_json(name, getattr(s, name))
     _count(s, "micro_batch", 1)
     for name in ("sequence", "target_sequence", "image_size"):
         _count(s, name, 1, optional=True)
