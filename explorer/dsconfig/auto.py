@@ -29,19 +29,18 @@ def fill_auto(setup: Setup) -> tuple[dict[str, Any], list[str]]:
     if isinstance(zero, Mapping):
         _fill_buckets(zero, setup, notes)
     scheduler = config.get("scheduler")
-    if isinstance(scheduler, Mapping) and "auto" in (scheduler.get("params") or {}).values():
+    params = scheduler.get("params") if isinstance(scheduler, Mapping) else None
+    if isinstance(params, Mapping) and "auto" in params.values():
         del config["scheduler"]
     return config, notes
 
 
 def _fill_batch(config: dict[str, Any], setup: Setup, trainer: Mapping[str, Any], read_count: Any) -> None:
-    micro = config.get("train_micro_batch_size_per_gpu", "auto")
+    micro, steps, total = (_written(config, key) for key in ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"))
     if micro == "auto":
         config["train_micro_batch_size_per_gpu"] = setup.micro_batch
     elif read_count(micro, "deepspeed.train_micro_batch_size_per_gpu") != setup.micro_batch:
         raise BadInput("micro_batch", f"is {setup.micro_batch} but deepspeed.train_micro_batch_size_per_gpu is {micro}; make them equal or leave one out")
-    steps = config.get("gradient_accumulation_steps", "auto")
-    total = config.get("train_batch_size", "auto")
     per_step = setup.micro_batch * setup.world_size
     if steps == "auto":
         steps = trainer.get("gradient_accumulation_steps", 1)
@@ -56,6 +55,12 @@ def _fill_batch(config: dict[str, Any], setup: Setup, trainer: Mapping[str, Any]
     config["train_batch_size"] = per_step * steps
 
 
+def _written(config: Mapping[str, Any], key: str) -> Any:
+    """A batch key; null is as good as absent, as in DeepSpeed (runtime/config.py, `get_scalar_param`)."""
+    value = config.get(key)
+    return "auto" if value is None else value
+
+
 def _fill_precision(config: dict[str, Any], trainer: Mapping[str, Any], notes: list[str]) -> None:
     for name in ("fp16", "bf16"):
         section = config.get(name)
@@ -65,7 +70,6 @@ def _fill_precision(config: dict[str, Any], trainer: Mapping[str, Any], notes: l
                 notes.append(f"{name}.enabled is \"auto\" and no trainer part sets {name}: taken as off")
         elif section is None and trainer.get(name):
             config[name] = {"enabled": True}
-
 
 
 def _fill_optimizer(config: dict[str, Any], trainer: Mapping[str, Any]) -> None:

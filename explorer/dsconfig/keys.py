@@ -18,13 +18,17 @@ class Key(NamedTuple):
     kind: Literal["int", "bool", "float", "text", "device", "object"]
     default: Any
     least: int | None = None
+    most: int = sys.maxsize
 
+
+_MOST_ELEMENTS = 1 << 40
+"""Of a buffer that DeepSpeed allocates: beyond it a typo is likelier than a computer."""
 
 ZERO: dict[str, Key] = {
     "stage": Key("int", 0, 0),
     "contiguous_gradients": Key("bool", True),
     "reduce_scatter": Key("bool", True),
-    "reduce_bucket_size": Key("int", 500_000_000, 1),
+    "reduce_bucket_size": Key("int", 500_000_000, 1, _MOST_ELEMENTS),
     "use_multi_rank_bucket_allreduce": Key("bool", True),
     "allgather_partitions": Key("bool", True),
     "allgather_bucket_size": Key("int", 500_000_000, 0),
@@ -39,7 +43,7 @@ ZERO: dict[str, Key] = {
     "cpu_offload_param": Key("bool", None),
     "cpu_offload_use_pin_memory": Key("bool", None),
     "cpu_offload": Key("bool", None),
-    "stage3_prefetch_bucket_size": Key("int", 50_000_000, 0),
+    "stage3_prefetch_bucket_size": Key("int", 50_000_000, 0, _MOST_ELEMENTS),
     "stage3_param_persistence_threshold": Key("int", 100_000, 0),
     "stage3_model_persistence_threshold": Key("int", sys.maxsize, 0),
     "stage3_max_live_parameters": Key("int", 1_000_000_000, 0),
@@ -97,7 +101,7 @@ OFFLOAD_PARAM: dict[str, Key] = {
     "device": Key("device", "none"),
     "nvme_path": Key("text", None),
     "buffer_count": Key("int", 5, 0),
-    "buffer_size": Key("int", 100_000_000, 0),
+    "buffer_size": Key("int", 100_000_000, 0, _MOST_ELEMENTS),
     "max_in_cpu": Key("int", 1_000_000_000, 0),
     "pin_memory": Key("bool", True),
 }
@@ -137,6 +141,8 @@ def read_value(value: Any, key: Key, path: str) -> Any:
             number = _integer(value, path)
             if key.least is not None and number < key.least:
                 raise BadInput(path, f"is {value}; DeepSpeed takes a whole number of at least {key.least}")
+            if number > key.most:
+                raise BadInput(path, f"is {value}, which no machine can hold; give at most {key.most}")
             return number
         case "float":
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:

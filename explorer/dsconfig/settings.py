@@ -242,4 +242,4 @@ def _number(value: Any, path: str) -> float:
 
 def read_count(value: Any, path: str) -> int:
     """A batch-like count in a DeepSpeed config."""
-    return read_value(value, Key("int", None, 1), path)
+    return read_value(value, Key("int", 1, 1, 1 << 32), path)
