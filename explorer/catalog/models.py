@@ -131,22 +131,32 @@ def _check_sizes(config: Mapping[str, Any], where: str) -> None:
     """Sizes must be sizes: transformers would build nonsense, or fail far from the key that is wrong."""
     for key, value in config.items():
         path = f"{where}{key}"
-        if isinstance(value, Mapping):
-            _check_sizes(value, path + ".")
-        elif _is_size(key):
-            if value is None or isinstance(value, list):
+        if key in ("text_config", "vision_config") and not isinstance(value, Mapping | None):
+            raise BadInput("model", f"the config's {path} is {_short(value)}; it must be an object")
+        if _is_size(key):
+            if value is None or isinstance(value, list):  # some classes have a size per layer; transformers judges those
                 continue
             if isinstance(value, bool) or not isinstance(value, int):
-                raise BadInput("model", f"the config's {path} is {value!r}; it must be a whole number")
+                raise BadInput("model", f"the config's {path} is {_short(value)}; it must be a whole number")
             if not 0 < value < _MOST:
                 raise BadInput("model", f"the config's {path} is {value}; it must be above 0 and below 2^31")
+        elif isinstance(value, Mapping):
+            _check_sizes(value, path + ".")
     hidden = next((config[k] for k in ("hidden_size", "n_embd", "d_model") if isinstance(config.get(k), int)), None)
     heads = next((config[k] for k in ("num_attention_heads", "n_head", "num_heads", "encoder_attention_heads") if isinstance(config.get(k), int)), None)
     if hidden and heads and hidden % heads and not config.get("head_dim") and not config.get("d_kv"):
         raise BadInput("model", f"the config's {where}hidden size {hidden} is not divisible by its {heads} attention heads")
+    shared = config.get("num_key_value_heads")
+    if heads and isinstance(shared, int) and heads % shared:
+        raise BadInput("model", f"the config's {where}num_attention_heads {heads} is not a multiple of its num_key_value_heads {shared}")
 
 
-_SIZES = ("hidden_size", "n_embd", "d_model", "d_ff", "d_kv", "n_layer", "n_head", "n_positions", "vocab_size", "intermediate_size", "head_dim", "patch_size", "image_size", "ffn_dim", "num_experts", "num_local_experts")
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+_SIZES = ("hidden_size", "n_embd", "d_model", "d_ff", "d_kv", "n_layer", "n_head", "n_positions", "vocab_size", "intermediate_size", "head_dim", "patch_size", "image_size", "ffn_dim", "num_experts", "num_local_experts", "num_mel_bins", "max_source_positions", "max_target_positions")
 
 
 def _is_size(key: str) -> bool:

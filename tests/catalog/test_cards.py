@@ -1,0 +1,47 @@
+"""GPU cards: names in any writing, capacities as PyTorch shows them, kernels by generation."""
+
+from __future__ import annotations
+
+import pytest
+
+from explorer.catalog import cards, find_card
+from explorer.errors import BadInput
+from explorer.units import GiB, KiB, MiB
+
+
+def test_all_cards_of_the_catalog_smallest_first():
+    names = [card.name for card in cards()]
+    assert set(names) == {"T4", "V100-16GB", "V100-32GB", "A10", "RTX 3090", "RTX 4090", "L4", "L40S", "A100-40GB", "A100-80GB", "H100-80GB", "H200", "B200", "MI300X"}
+    totals = [card.total_bytes for card in cards()]
+    assert totals == sorted(totals) and all(isinstance(total, int) for total in totals)
+
+
+@pytest.mark.parametrize(("name", "advertised"), [("T4", 16), ("V100-32GB", 32), ("RTX 4090", 24), ("L40S", 48), ("A100-40GB", 40), ("A100-80GB", 80), ("H100-80GB", 80), ("H200", 141), ("B200", 192), ("MI300X", 192)])
+def test_pytorch_shows_a_little_less_than_the_label(name, advertised):
+    total = find_card(name).total_bytes
+    assert 0.9 * advertised * 10**9 < total < 1.08 * advertised * GiB
+
+
+@pytest.mark.parametrize("written", ["A100-80GB", "a100-80gb", "A100 80GB", "a10080gb", "NVIDIA A100-80GB", " a100_80GB "])
+def test_any_writing(written):
+    assert find_card(written).name == "A100-80GB"
+
+
+@pytest.mark.parametrize(("name", "generation", "workspace"), [
+    ("T4", "older", 8 * MiB + 128 * KiB), ("V100-16GB", "older", 8 * MiB + 128 * KiB), ("A100-40GB", "ampere", 8 * MiB + 128 * KiB),
+    ("L4", "ampere", 8 * MiB + 128 * KiB), ("H100-80GB", "hopper", 32 * MiB), ("H200", "hopper", 32 * MiB), ("B200", "hopper", 32 * MiB), ("MI300X", "ampere", 8 * MiB + 128 * KiB),
+])
+def test_kernels_and_workspaces(name, generation, workspace):
+    card = find_card(name)
+    assert (card.attention_generation, card.cublas_workspace_bytes) == (generation, workspace)
+
+
+@pytest.mark.parametrize(("name", "words"), [("A100", "A100-40GB"), ("H100", "H100-80GB"), ("Z9000", "capacity_gib"), ("", "capacity_gib"), ("gpu" * 200, "capacity_gib")])
+def test_an_unknown_card_is_one_sentence_with_names(name, words):
+    with pytest.raises(BadInput) as caught:
+        find_card(name)
+    assert caught.value.field == "gpu" and words in str(caught.value)
+
+
+def test_each_number_says_where_it_comes_from():
+    assert all(card.source and card.outside_source for card in cards())

@@ -1,0 +1,215 @@
+"""The catalog's models are what transformers builds; a pasted config is read or refused in one sentence."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from explorer.catalog import find_model, lengths, models
+from explorer.catalog.models import model_types
+from explorer.errors import BadInput
+from explorer.setup import Setup
+from tests.catalog.tiny import TINY
+
+NAMES = [model.name for model in models()]
+
+
+# --- the catalog
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_parameters_are_those_of_the_class(name):
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    from explorer.workload import build_model
+
+    model = find_model(name)
+    built = build_model(model, Setup(model=name, micro_batch=1), device="meta", dtype=torch.float16)
+    assert sum(p.numel() for p in built.parameters()) == model.parameters
+    assert type(built).__name__ == model.model_class
+    if model.sequence_limit is not None and model.task != "contrastive":
+        assert model.sequence_limit == built.config.max_position_embeddings
+
+
+def test_the_first_two_are_clip_and_no_name_comes_twice():
+    assert NAMES[:2] == ["openai/clip-vit-base-patch32", "openai/clip-vit-large-patch14"]
+    shorts = [name.rpartition("/")[2].lower() for name in NAMES]
+    assert len(set(shorts)) == len(shorts)
+    assert len({model.key for model in models()}) == len(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_model_is_found_by_its_short_name_in_any_case(name):
+    short = name.rpartition("/")[2]
+    for written in (name, name.upper(), short, short.lower()):
+        assert find_model(written).name == name
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_defaults_are_lengths_the_model_takes(name):
+    model = find_model(name)
+    at = lengths(Setup(model=name, micro_batch=3), model)
+    assert at.micro_batch == 3
+    assert {axis for axis in ("sequence", "target_sequence", "image_size") if getattr(at, axis)} == set(model.axes)
+    again = {axis: getattr(at, axis) for axis in model.axes}
+    assert lengths(Setup(model=name, micro_batch=3, **again), model) == at
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_pasting_a_catalog_config_is_the_same_model(name):
+    model = find_model(name)
+    pasted = find_model({**model.config, "architectures": [model.model_class], "torch_dtype": "bfloat16", "transformers_version": "4.40.0", "_name_or_path": name})
+    assert pasted.key == model.key
+    assert (pasted.axes, pasted.sequence_limit, pasted.hidden_size, pasted.source) == (model.axes, model.sequence_limit, model.hidden_size, "config")
+
+
+# --- pasted configs
+
+
+@pytest.mark.parametrize("family", TINY)
+def test_a_tiny_config_of_every_family(family):
+    model = find_model(TINY[family])
+    assert model.model_type == TINY[family]["model_type"]
+    assert model.parameters is None and model.source == "config"
+    expected = {"CLIP": "contrastive", "SigLIP": "contrastive", "ViT": "image", "Whisper": "speech", "BERT": "masked", "T5": "seq2seq"}.get(family, "causal")
+    assert model.task == expected
+
+
+def test_sizes_in_the_config_win_over_the_catalogs():
+    pasted = find_model({**find_model("gpt2").config, "n_layer": 3, "n_positions": 2048})
+    assert pasted.config["n_layer"] == 3 and pasted.sequence_limit == 2048
+    assert pasted.key != find_model("gpt2").key
+
+
+@pytest.mark.parametrize(
+    ("extra", "model_class"),
+    [
+        ({}, "GPT2LMHeadModel"),
+        ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel"),
+        ({"architectures": ["GPT2Model"]}, "GPT2LMHeadModel"),
+        ({"architectures": []}, "GPT2LMHeadModel"),
+        ({"architectures": None}, "GPT2LMHeadModel"),
+        ({"auto_class": "AutoModelForCausalLM"}, "GPT2LMHeadModel"),
+        ({"architectures": ["os.system"]}, "GPT2LMHeadModel"),
+        ({"architectures": "GPT2LMHeadModel"}, "GPT2LMHeadModel"),
+        ({"architectures": [5]}, "GPT2LMHeadModel"),
+    ],
+)
+def test_which_class_a_config_names(extra, model_class):
+    assert find_model({**TINY["GPT-2"], **extra}).model_class == model_class
+
+
+def test_bert_is_trained_as_the_config_says():
+    assert find_model({**TINY["BERT"], "architectures": ["BertLMHeadModel"]}).task == "causal"
+
+
+def test_auto_map_and_remote_code_are_ignored():
+    model = find_model({**TINY["GPT-2"], "auto_map": {"AutoModelForCausalLM": "evil.Model"}})
+    assert "auto_map" not in model.config and model.key == find_model(TINY["GPT-2"]).key
+
+
+def test_folders_and_files(tmp_path):
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(TINY["Llama"]))
+    by_folder, by_file = find_model(str(folder)), find_model(str(folder / "config.json"))
+    assert by_folder == by_file
+    assert by_folder.name == "mine" and by_folder.key == find_model(TINY["Llama"]).key
+
+
+def test_a_folder_that_changes_is_read_again(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(TINY["Llama"]))
+    before = find_model(str(tmp_path)).key
+    path.write_text(json.dumps({**TINY["Llama"], "num_hidden_layers": 3}))
+    assert find_model(str(tmp_path)).key != before
+
+
+# --- refused
+
+
+LLAMA, CLIP = TINY["Llama"], TINY["CLIP"]
+BAD = {
+    "no model_type": ({"hidden_size": 64}, "model_type"),
+    "model_type a number": ({"model_type": 5}, "model_type"),
+    "model_type a list": ({"model_type": ["gpt2"]}, "model_type"),
+    "model_type null": ({"model_type": None}, "model_type"),
+    "model_type unknown, near": ({"model_type": "lama"}, "llama"),
+    "model_type unknown, far": ({"model_type": "zzzzzz"}, "zzzzzz"),
+    "a class without a loss here": ({"model_type": "sam"}, "no class with a loss"),
+    "a text for a size": ({**LLAMA, "hidden_size": "64"}, "hidden_size is '64'"),
+    "a fraction for a size": ({**LLAMA, "num_hidden_layers": 2.5}, "num_hidden_layers is 2.5"),
+    "true for a size": ({**LLAMA, "vocab_size": True}, "vocab_size is True"),
+    "zero layers": ({**LLAMA, "num_hidden_layers": 0}, "num_hidden_layers is 0"),
+    "negative width": ({**LLAMA, "intermediate_size": -4}, "intermediate_size is -4"),
+    "absurd vocabulary": ({**LLAMA, "vocab_size": 10**12}, "vocab_size"),
+    "an object for a size": ({**LLAMA, "hidden_size": {}}, "hidden_size"),
+    "width not divisible by heads": ({**LLAMA, "num_attention_heads": 5}, "not divisible by its 5"),
+    "width not divisible, GPT-2": ({**TINY["GPT-2"], "n_head": 5}, "not divisible by its 5"),
+    "width not divisible, inside": ({**CLIP, "vision_config": {**CLIP["vision_config"], "num_attention_heads": 5}}, "vision_config."),
+    "heads not a multiple of shared ones": ({**LLAMA, "num_key_value_heads": 3}, "num_key_value_heads 3"),
+    "text_config a list": ({**CLIP, "text_config": []}, "text_config"),
+    "text_config a text": ({**CLIP, "text_config": "small"}, "text_config"),
+    "vision_config a number": ({**CLIP, "vision_config": 7}, "vision_config"),
+    "image_size a list": ({**TINY["ViT"], "image_size": [32, 48]}, "image_size"),
+    "image_size a text": ({**TINY["ViT"], "image_size": "32"}, "image_size is '32'"),
+    "positions a text": ({**LLAMA, "max_position_embeddings": "2048"}, "max_position_embeddings is '2048'"),
+    "positions inside a text": ({**CLIP, "text_config": {**CLIP["text_config"], "max_position_embeddings": "16"}}, "text_config.max_position_embeddings"),
+    "speech sizes a text": ({**TINY["Whisper"], "num_mel_bins": "8"}, "num_mel_bins is '8'"),
+    "speech positions negative": ({**TINY["Whisper"], "max_source_positions": -1}, "max_source_positions is -1"),
+    "speech targets a text": ({**TINY["Whisper"], "max_target_positions": "x"}, "max_target_positions is 'x'"),
+    "huge": ({**LLAMA, "pad": "x" * 1_100_000}, "larger than any config.json"),
+}
+
+
+@pytest.mark.parametrize(("config", "words"), BAD.values(), ids=BAD)
+def test_a_bad_config_is_one_sentence(config, words):
+    with pytest.raises(BadInput) as caught:
+        model = find_model(config)
+        lengths(Setup(model=config, micro_batch=1), model)
+    assert caught.value.field == "model"
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("section", ["text_config", "vision_config"])
+def test_null_sections_are_transformers_defaults(section):
+    """Transformers writes such configs; the missing part has the class's own defaults."""
+    config = {**CLIP, section: None}
+    at = lengths(Setup(model=config, micro_batch=1), find_model(config))
+    assert (at.sequence, at.image_size) == ((77, 32) if section == "text_config" else (16, 224))
+
+
+def test_files_that_are_no_config(tmp_path):
+    for text, words in (("[1]", "object"), ("{", "not valid JSON"), ("null", "object"), ('"gpt2"', "object")):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(BadInput, match=words):
+            find_model(str(tmp_path))
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(BadInput, match="has no config.json"):
+        find_model(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["{}", "a/b/c", "x" * 300, "two\nlines", "<script>", "it's"])
+def test_names_that_can_be_no_hub_id(name):
+    with pytest.raises(BadInput, match="neither a catalog name"):
+        find_model(name)
+
+
+def test_offline_a_hub_id_is_one_sentence_with_a_way_out(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(BadInput, match="paste its config.json, or choose .*gpt2-large"):
+        find_model("gpt2-larger")
+
+
+def test_every_model_type_is_read_or_refused_in_one_sentence():
+    read = 0
+    for model_type in model_types():
+        try:
+            model = find_model({"model_type": model_type})
+            lengths(Setup(model={"model_type": model_type}, micro_batch=2), model)
+            read += 1
+        except BadInput as error:
+            assert error.field == "model" and "\n" not in str(error)
+    assert read > 150
