@@ -158,13 +158,13 @@ class ExplorerState(T.HasTraits):
         except BadInput as error:
             self._refuse(error)
             return
-        finally:
-            self.query = self.to_query()
         if setup == self.setup and not self.stale:
             self.problem = None
             return
-        self.problem, self.setup, self.stale, self.largest_known = None, setup, True, False
-        self._show_measured()
+        with self.hold_trait_notifications():  # who watches sees the change whole
+            self.problem, self.setup, self.stale, self.largest_known = None, setup, True, False
+            self.query = self.to_query()
+            self._show_measured()
         self._start_estimate(setup)
 
     def _check(self, setup: Setup) -> None:
@@ -185,9 +185,11 @@ class ExplorerState(T.HasTraits):
         self._estimates.drop()
         self._stop_largest()
         sentence = str(error).removeprefix(f"{error.field}: ") if error.field else str(error)
-        self.busy, self.obstacle = "", ""
-        self.setup, self.stale, self.measured, self.comparison = None, True, None, None
-        self.problem = (error.field, sentence)
+        with self.hold_trait_notifications():
+            self.busy, self.obstacle = "", ""
+            self.setup, self.stale, self.measured, self.comparison = None, True, None, None
+            self.problem = (error.field, sentence)
+            self.query = self.to_query()
 
     # -- the estimate -----------------------------------------------------------------------------------------------
 
@@ -229,13 +231,12 @@ class ExplorerState(T.HasTraits):
             self.obstacle = _reason(result)
             return
         profile, reason, lengths, measured = result
-        self.obstacle, self.stale = "", False
-        self._show_lengths(lengths)
-        self.probe_obstacle = reason
-        self.measured = measured
-        self.largest, self.largest_known = profile.largest_micro_batch, profile.largest_micro_batch is not None
-        self.estimate = profile
-        self._compare()
+        with self.hold_trait_notifications():
+            self.obstacle, self.stale, self.estimate = "", False, profile
+            self._show_lengths(lengths)
+            self.probe_obstacle, self.measured = reason, measured
+            self.largest, self.largest_known = profile.largest_micro_batch, profile.largest_micro_batch is not None
+            self._compare()
         if not self.largest_known and profile.verdict.answer is not None:
             self._start_largest(setup)
 

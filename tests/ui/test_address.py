@@ -33,8 +33,12 @@ def test_a_link_restores_the_state(bench, changes):
 def test_a_job_that_controls_cannot_say_travels_whole(bench):
     setup = Setup(model="gpt2", micro_batch=2, lora=None, padding=True, deepspeed={"bf16": {"enabled": True}, "zero_optimization": {"stage": 1, "round_robin_gradients": True}})
     first, second = ExplorerState(setup), ExplorerState()
-    second.from_query(first.to_query())
+    second.from_query(first.query)
     assert second.setup == setup
+    second.micro_batch = 3
+    third = ExplorerState()
+    third.from_query(second.query)
+    assert third.setup == setup.replace(micro_batch=3)
 
 
 @pytest.mark.parametrize("query", ["stage=7", "job=%%%", "job=abcd", "config=zzz", "optimizer=<script>", "job=" + address.pack('{"model": 3}'), "job=" + address.pack("[1]")])
