@@ -81,6 +81,22 @@ def attention(dtype, b, h, hkv, s, d, causal=False, mask=None, dropout=0.0, layo
     return make
 
 
+def forced(backend: str, make):
+    """An attention case with the kernel that other cards would pick."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    def wrapped():
+        forward, leaves = make()
+
+        def run():
+            with sdpa_kernel(getattr(SDPBackend, backend)):
+                return forward()
+
+        return run, leaves
+
+    return wrapped
+
+
 def module(build, shape, dtype, integer=None):
     def make():
         layer = build().to("cuda", dtype)
@@ -110,6 +126,12 @@ def main(path: str) -> None:
         cases[f"sdpa {n} b4 h16 s448 k1500 d64 cross"] = attention(dtype, 4, 16, 16, 448, 64, skv=1500)
         cases[f"sdpa {n} b4 h16 s77 d72"] = attention(dtype, 4, 16, 16, 77, 72)
         cases[f"sdpa {n} b4 h8/4 s512 d256 gqa causal"] = attention(dtype, 4, 8, 4, 512, 256, True)
+        for backend in ("FLASH_ATTENTION", "EFFICIENT_ATTENTION"):
+            for heads, dim in ((16, 64), (32, 64), (16, 128), (16, 72), (8, 256)):
+                for grouped in (False, True):
+                    kv = heads // 4 if grouped else heads
+                    cases[f"{backend} {n} b4 h{heads}/{kv} s500 d{dim} causal"] = forced(backend, attention(dtype, 4, heads, kv, 500, dim, True))
+            cases[f"{backend} {n} b4 h16 s512 d64 bool mask"] = forced(backend, attention(dtype, 4, 16, 16, 512, 64, mask="bool"))
         cases[f"conv2d patch14 {n} b64"] = module(lambda: torch.nn.Conv2d(3, 1024, 14, 14, bias=False), (64, 3, 224, 224), dtype)
         cases[f"conv2d patch16 {n} b16"] = module(lambda: torch.nn.Conv2d(3, 768, 16, 16), (16, 3, 224, 224), dtype)
         cases[f"conv1d whisper1 {n} b8"] = module(lambda: torch.nn.Conv1d(80, 768, 3, padding=1), (8, 80, 3000), dtype)

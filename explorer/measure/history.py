@@ -7,6 +7,7 @@ history, they place that moment exactly, whatever the clocks say.
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -99,7 +100,7 @@ def name_blocks(found: Blocks, marks: Sequence[Mark], n_events: int, interrupted
     """
     _by_owner(found, marks)
     gathers = set(side_streams)
-    for begin, finish in _forwards(marks):
+    for begin, finish in _forwards(marks, n_events if interrupted else None):
         inside = np.flatnonzero((found.start >= begin) & (found.start < finish) & (found.end >= finish) & ((found.end < n_events) | interrupted))
         for i in inside:
             if not found.category[i] and int(found.stream[i]) not in gathers:
@@ -110,20 +111,28 @@ def name_blocks(found: Blocks, marks: Sequence[Mark], n_events: int, interrupted
 
 
 def _by_owner(found: Blocks, marks: Sequence[Mark]) -> None:
-    by_address: dict[int, list[int]] = {}
-    for i, address in enumerate(found.address.tolist()):
-        by_address.setdefault(address, []).append(i)
+    """A mark names the block that lives at an address at that moment; addresses are used again, so it is looked up by time."""
+    by_address: dict[int, tuple[list[int], list[int]]] = {}
+    for i, (address, start) in enumerate(zip(found.address.tolist(), found.start.tolist(), strict=True)):
+        starts, numbers = by_address.setdefault(address, ([], []))
+        starts.append(start)
+        numbers.append(i)
+    ends = found.end.tolist()
     for mark in marks:
         if mark.position < 0:
             continue
         for address, category in mark.owners.items():
-            for i in by_address.get(address, ()):
-                if found.start[i] < mark.position <= found.end[i] and not found.category[i]:
-                    found.category[i] = category
+            starts, numbers = by_address.get(address, ((), ()))
+            at = bisect_left(starts, mark.position) - 1
+            if at >= 0 and ends[numbers[at]] >= mark.position and not found.category[numbers[at]]:
+                found.category[numbers[at]] = category
 
 
-def _forwards(marks: Sequence[Mark]) -> Iterable[tuple[int, int]]:
-    """(first event, event after the last) of every forward and every recomputed forward, outermost ones."""
+def _forwards(marks: Sequence[Mark], cut_short: int | None) -> Iterable[tuple[int, int]]:
+    """(first event, event after the last) of every forward and every recomputed forward, outermost ones.
+
+    `cut_short`: events of a run that ended inside one.
+    """
     begin, depth = -1, 0
     for mark in marks:
         if mark.position < 0:
@@ -136,6 +145,8 @@ def _forwards(marks: Sequence[Mark]) -> Iterable[tuple[int, int]]:
             depth -= 1
             if depth == 0:
                 yield begin, mark.position
+    if depth and cut_short is not None:
+        yield begin, cut_short
 
 
 def at_peak(found: Blocks, rounded: np.ndarray, begin: int, end: int) -> tuple[int, dict[str, int]]:

@@ -92,7 +92,7 @@ class Meter:
     def _owners(self) -> dict[int, str]:
         if self.engine is None:
             return {}
-        return {**engine_tensors(self.engine, self.settings), **gathered(self.engine), **self.batch_owners}
+        return {**engine_tensors(self.engine, self.settings), **gathered(self.engine.module), **self.batch_owners}
 
     # --- hooks on the engine
 
@@ -116,10 +116,10 @@ class Meter:
     def _on_gradient(self, parameter: Any) -> None:
         if self.engine is None:
             return
-        self.mark("gradient", {**gradients([parameter]), **engine_tensors(self.engine, self.settings, transient_only=True), **gathered(self.engine)})
+        self.mark("gradient", {**gradients([parameter]), **engine_tensors(self.engine, self.settings, transient_only=True)})
 
     def _on_gather(self, module: Any, args: Any) -> None:
-        self.mark("gathered", gathered(self.engine))
+        self.mark("gathered", gathered(module))
 
     def _before_recompute(self, module: Any, args: Any) -> None:
         if self.in_backward:

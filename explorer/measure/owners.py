@@ -67,10 +67,10 @@ def gradients(parameters: Iterable[Any]) -> dict[int, str]:
     return {address: "gradients" for address in storages(p.grad for p in parameters if p.grad is not None)}
 
 
-def gathered(engine: Any) -> dict[int, str]:
-    """Stage 3: whole parameters that are there now and are not their own partition."""
+def gathered(module: Any) -> dict[int, str]:
+    """Stage 3: a module's whole parameters that are there now and are not their own partition."""
     found: dict[int, str] = {}
-    for parameter in engine.module.parameters():
+    for parameter in module.parameters():
         share = getattr(parameter, "ds_tensor", None)
         if share is None or not parameter.data.numel():
             continue
