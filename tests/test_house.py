@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "explorer"
 HEAVY = ("torch", "transformers", "deepspeed")
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("**/*.md")])
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("**/*.md")])
 
 
 def imported_by(statement: str) -> set[str]:
@@ -116,21 +116,21 @@ def test_what_shapes_tapes_is_pinned_exactly() -> None:
 # --- documents
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-def test_links_lead_somewhere(page: Path) -> None:
-    targets = re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8"))
-    missing = [t for t in targets if "://" not in t and not (page.parent / t).exists()]
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: p.name)
+def test_links_lead_somewhere(document: Path) -> None:
+    targets = re.findall(r"\]\(([^)#\s]+)", document.read_text(encoding="utf-8"))
+    missing = [t for t in targets if "://" not in t and not (document.parent / t).exists()]
     assert not missing
 
 
 def test_the_documents_are_there() -> None:
-    assert {p.name for p in PAGES} >= {"README.md", "CONTRIBUTING.md", "architecture.md", "contract.md"}
+    assert {p.name for p in DOCUMENTS} >= {"README.md", "CONTRIBUTING.md", "architecture.md", "contract.md"}
     assert "Apache License" in (ROOT / "LICENSE").read_text(encoding="utf-8")
 
 
-def blocks(page: str, language: str) -> list[str]:
-    """The fenced blocks of a page in one language."""
-    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+def blocks(document: str, language: str) -> list[str]:
+    """The fenced blocks of a document in one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / document).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 
 
 def test_the_readmes_python_gives_what_its_comments_say() -> None:
@@ -144,13 +144,13 @@ def test_the_readmes_python_gives_what_its_comments_say() -> None:
     assert checked >= 4
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/contract.md"])
-def test_the_documents_jobs_are_jobs(page: str) -> None:
+@pytest.mark.parametrize("document", ["README.md", "docs/contract.md"])
+def test_the_documents_jobs_are_jobs(document: str) -> None:
     import json
 
     from explorer.setup import Setup
 
-    jobs = [job for job in map(json.loads, blocks(page, "json")) if "model" in job]
+    jobs = [job for job in map(json.loads, blocks(document, "json")) if "model" in job]
     assert jobs
     for job in jobs:
         assert Setup.from_job(job).micro_batch == job["micro_batch"]
