@@ -123,8 +123,9 @@ def _efficient_backward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias:
     grad_bias = torch.empty(batch, heads, length, k.shape[2], dtype=q.dtype, device=q.device) if bias else None
     if q.dtype == torch.float32:
         product = torch.empty(batch, heads, length, dim, dtype=torch.float32, device=q.device)
+        summed = torch.empty(batch, length, heads, dtype=torch.float32, device=q.device)
         delta = torch.empty(batch, heads, length, dtype=torch.float32, device=q.device)
-        del product
+        del product, summed
     else:
         delta = torch.empty(batch, heads, length, dtype=torch.float32, device=q.device)
     rows = 128 if dim > 64 else 64
