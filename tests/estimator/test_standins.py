@@ -77,7 +77,8 @@ def test_attention(match, row):
     causal = mask is None and ("causal" in rest and "causal=False" not in rest)
     trace = record(Attention(causal, kv != heads, mask, 0.1 if "dropout" in rest else 0.0), {"q": q, "k": k, "v": v}, "hopper", forced.lower() if forced else None)
     forward, backward = sizes(trace)
-    assert max(accumulate(backward)) == pytest.approx(max(accumulate(row["backward"])), abs=padded(mask, length, heads, batch) + FEW)
+    slack = FEW + padded(mask, length, heads, batch) + (4 * batch * heads * length if "bias grad" in rest else 0)  # Python lets go of the log-sum-exp last
+    assert max(accumulate(backward)) == pytest.approx(max(accumulate(row["backward"])), abs=slack)
     if any("_attention" in op for op in row["forward_ops"]):
         assert sum(forward) == pytest.approx(sum(row["forward"]), abs=padded(mask, length, heads, batch) + FEW)
 
