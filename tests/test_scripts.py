@@ -147,3 +147,19 @@ def test_the_readmes_job_runs_in_the_shell(tmp_path):
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert answer["verdict"]["answer"] == "fits" and sum(answer["at_peak"].values()) == answer["peak"]["allocated_bytes"]
+
+
+RECORD_OF_ROW = ("clip-z2off-64", "clip-z3offboth-64", "clip78-256", "clip78-320-ckpt", "llama1b-z2", "llama1b-z3", "llama1b-z2-r0of8")
+
+
+def test_the_readmes_table_is_what_is_estimated_and_recorded():
+    from explorer import estimate
+    from explorer.measure import records
+    from explorer.units import gib
+
+    rows = re.findall(r"\| ([\d.]+) GiB \| ([\d.]+) GiB \|", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert len(rows) == len(RECORD_OF_ROW)
+    for (estimated, measured), name in zip(rows, RECORD_OF_ROW, strict=True):
+        record = records.load(records.SHIPPED / f"{name}.json")
+        assert f"{gib(record.profile.peak.allocated_bytes):.2f}" == measured, name
+        assert f"{gib(estimate(record.setup, largest=False).peak.allocated_bytes):.2f}" == estimated, name
