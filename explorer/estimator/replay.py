@@ -47,7 +47,7 @@ def replay(settings: Settings, tape: Tape, lengths: Mapping[str, int | None], wo
     start = len(writer.order)
     micro_batches.load_batch()
     writer.allocate(workspace_bytes, "temporary", "cuBLAS workspace", "assumed")
-    backward_workspace = workspace_bytes
+    micro_batches.backward_workspace = workspace_bytes
     steps = settings.gradient_accumulation_steps
     skips = _skips_first(settings)
     for number, step in enumerate(("first", "first", "steady") if skips else ("first", "steady")):
@@ -56,8 +56,6 @@ def replay(settings: Settings, tape: Tape, lengths: Mapping[str, int | None], wo
             micro_batches.forward()
             writer.mark(start, step, "forward")
             start = len(writer.order)
-            writer.allocate(backward_workspace, "temporary", "cuBLAS workspace of autograd's thread", "assumed")
-            backward_workspace = 0
             micro_batches.backward()
             writer.mark(start, step, "backward")
             start = len(writer.order)
@@ -92,6 +90,8 @@ class _MicroBatches:
         self.after = self.hooks[len(self.before) :]
         self.base = 0
         self.order: list[int] = []
+        self.backward_workspace = 0
+        """cuBLAS's workspace of autograd's thread, until its first matrix product: the one that makes the first gradient."""
 
     def load_batch(self) -> None:
         """The batch itself, which the caller keeps."""
@@ -117,6 +117,9 @@ class _MicroBatches:
                 out.extend(order[at:position])
                 at = position
             if kind == GRADIENT:
+                if self.backward_workspace:
+                    self.writer.allocate(self.backward_workspace, "temporary", "cuBLAS workspace of autograd's thread", "assumed")
+                    self.backward_workspace = 0
                 rules.gradient(which, self.base + argument)
             elif kind == ENTER:
                 rules.enter(which, argument)
