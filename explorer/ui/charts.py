@@ -8,7 +8,7 @@ Both return an `alt.Chart` to restyle at will. The page builds the same specs on
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from explorer.profile import CATEGORIES, PhaseMemory, Profile
@@ -59,15 +59,14 @@ def unit_for(largest_bytes: int) -> Unit:
 
 
 def card_rows(estimated: Profile | None, measured: Profile | None = None, *, card: str | None = None) -> Rows:
-    """One row a category and source, stacked from `start` to `end`; one a source for its total; one for the capacity."""
+    """One row a category and source, stacked from `start` to `end`, with the source and its total in `bar`; and one for the capacity."""
     shown = _present(estimated, measured)
     capacity = next((p.verdict.capacity_bytes for _, p in shown if p.verdict.capacity_bytes), None)
     unit = unit_for(max([p.peak.allocated_bytes for _, p in shown] + [capacity or 0]))
     rows: Rows = []
     for source, profile in shown:
-        bar = text(f"source.{source}")
-        rows += _stack(profile.at_peak, unit, source=source, bar=bar)
-        rows.append({"kind": "total", "source": source, "bar": bar, "end": unit.of(profile.peak.allocated_bytes), "label": human(profile.peak.allocated_bytes)})
+        who = text(f"source.{source}")
+        rows += _stack(profile.at_peak, unit, source=source, who=who, bar=f"{who}|{human(profile.peak.allocated_bytes)}")
     if capacity and rows:
         label = text("chart.capacity", card=card or text("chart.a_card"), size=human(capacity))
         rows.append({"kind": "capacity", "end": unit.of(capacity), "label": label})
@@ -144,21 +143,29 @@ def card_spec(data: Any) -> alt.LayerChart:
 
     base = alt.Chart(data)
     x = alt.X("start:Q", title=None, axis=alt.Axis(grid=True, tickCount=6, domain=False, ticks=False, labelExpr=_TICK, labelPadding=6), scale=alt.Scale(nice=False, zero=True))
-    y = alt.Y("bar:N", title=None, sort=[text("source.estimated"), text("source.measured")], axis=alt.Axis(domain=False, ticks=False, labelPadding=10, labelFontSize=13), scale=alt.Scale(paddingInner=0.35, paddingOuter=0.3))
+    y_axis = alt.Axis(domain=False, ticks=False, labelPadding=12, labelFontSize=13, labelLineHeight=18, labelExpr="split(datum.value, '|')", labelBaseline="line-bottom", labelOffset=-1)
+    y = alt.Y("bar:N", title=None, sort=None, axis=y_axis, scale=alt.Scale(paddingInner=0.35, paddingOuter=0.3))
     parts = base.transform_filter("datum.kind == 'part'")
-    bars = parts.mark_bar(height={"band": 1}, strokeWidth=1).encode(
-        x=x, x2="end:Q", y=y, color=_colour(), order=alt.Order("start:Q"), tooltip=[alt.Tooltip("bar:N", title=" "), alt.Tooltip("label:N", title=text("chart.category")), alt.Tooltip("size:N", title=text("chart.size"))],
-        description=alt.Description("spoken:N"),
-    ).transform_calculate(spoken="datum.bar + ', ' + datum.label + ': ' + datum.size")
+    tips = [alt.Tooltip("who:N", title=" "), alt.Tooltip("label:N", title=text("chart.category")), alt.Tooltip("size:N", title=text("chart.size"))]
+    bars = (
+        parts.transform_calculate(spoken="datum.who + ', ' + datum.label + ': ' + datum.size")
+        .mark_bar(height={"band": 1}, strokeWidth=1)
+        .encode(x=x, x2="end:Q", y=y, color=_colour(), tooltip=tips, description=alt.Description("spoken:N"))
+    )
     wide = "(datum.end - datum.start) / domain('x')[1] * width > 8 * length(datum.label) + 10"
-    names = parts.transform_calculate(middle="(datum.start + datum.end) / 2").mark_text(fontSize=12, fontWeight=600, aria=False).encode(
-        x="middle:Q", y=y, text="label:N", color=alt.condition(alt.FieldOneOfPredicate(field="category", oneOf=sorted(DARK_INK)), alt.value("#0b1a16"), alt.value("#ffffff")), opacity=alt.condition(wide, alt.value(1), alt.value(0))
-    ).properties(name="inside")
+    ink = alt.condition(alt.FieldOneOfPredicate(field="category", oneOf=sorted(DARK_INK)), alt.value("#0b1a16"), alt.value("#ffffff"))
+    names = (
+        parts.transform_calculate(middle="(datum.start + datum.end) / 2")
+        .mark_text(fontSize=12, fontWeight=600, aria=False)
+        .encode(x="middle:Q", y=y, text="label:N", color=ink, opacity=alt.condition(wide, alt.value(1), alt.value(0)))
+        .properties(name="inside")
+    )
     capacity = base.transform_filter("datum.kind == 'capacity'")
-    totals = base.transform_filter("datum.kind == 'total'").mark_text(align="left", dx=8, fontSize=13, fontWeight=600, aria=False).encode(x="end:Q", y=y, text="label:N").properties(name="total")
     line = capacity.mark_rule(strokeWidth=2, strokeDash=[6, 3]).encode(x="end:Q", description="label:N").properties(name="limit")
-    label = capacity.mark_text(align="right", dx=-6, y=-8, fontSize=12, fontWeight=600).encode(x="end:Q", text="label:N").properties(name="limitlabel")
-    return _dressed(alt.layer(bars, names, totals, line, label).properties(width="container", height=alt.Step(60)))
+    left = "datum.end / domain('x')[1] * width < 240"  # too near the left edge to write before the line
+    side, away = alt.ExprRef(f"{left} ? 'left' : 'right'"), alt.ExprRef(f"{left} ? 6 : -6")
+    label = capacity.mark_text(align=side, dx=away, y=-8, fontSize=12, fontWeight=600).encode(x="end:Q", text="label:N").properties(name="limitlabel")
+    return _dressed(alt.layer(bars, names, line, label).properties(width="container", height=alt.Step(60)))
 
 
 def phase_spec(data: Any) -> alt.LayerChart:
@@ -168,19 +175,28 @@ def phase_spec(data: Any) -> alt.LayerChart:
     base = alt.Chart(data)
     moments = [f"{step} {phase}" for step, phase in MOMENTS]
     moments.insert(4, "")  # a gap between the first step and the later ones
-    axis = alt.Axis(domain=False, ticks=False, labelAngle=0, labelPadding=8, labelExpr="width < 460 ? {forward: 'fwd', backward: 'bwd'}[split(datum.value, ' ')[1]] || split(datum.value, ' ')[1] : split(datum.value, ' ')[1]", labelOverlap=False)
+    short = "width < 460 ? {forward: 'fwd', backward: 'bwd'}[split(datum.value, ' ')[1]] || split(datum.value, ' ')[1] : split(datum.value, ' ')[1]"
+    axis = alt.Axis(domain=False, ticks=False, labelAngle=0, labelPadding=8, labelExpr=short, labelOverlap=False)
     x = alt.X("moment:N", title=None, sort=moments, axis=axis, scale=alt.Scale(domain=moments, paddingInner=0.28, paddingOuter=0.1))
     offset = alt.XOffset("source:N", sort=["estimated", "measured"], scale=alt.Scale(paddingInner=0.06))
     y = alt.Y("start:Q", title=None, axis=alt.Axis(grid=True, tickCount=5, domain=False, ticks=False, labelExpr=_TICK), scale=alt.Scale(nice=False, zero=True))
-    parts = base.transform_filter("datum.kind == 'part'")
+    when = "datum.who + ', ' + datum.step + ', ' + split(datum.moment, ' ')[1] + ', '"
     tips = [alt.Tooltip("who:N", title=" "), alt.Tooltip("step:N", title=text("chart.step")), alt.Tooltip("label:N", title=text("chart.category")), alt.Tooltip("size:N", title=text("chart.size"))]
-    bars = parts.mark_bar(strokeWidth=1).encode(x=x, xOffset=offset, y=y, y2="end:Q", color=_colour(), tooltip=tips, description=alt.Description("spoken:N")).transform_calculate(
-        spoken="datum.who + ', ' + datum.step + ', ' + split(datum.moment, ' ')[1] + ', ' + datum.label + ': ' + datum.size"
+    bars = (
+        base.transform_filter("datum.kind == 'part'")
+        .transform_calculate(spoken=f"{when} + datum.label + ': ' + datum.size")
+        .mark_bar(strokeWidth=1)
+        .encode(x=x, xOffset=offset, y=y, y2="end:Q", color=_colour(), tooltip=tips, description=alt.Description("spoken:N"))
     )
-    reserved = base.transform_filter("datum.kind == 'reserved'").mark_tick(thickness=2, orient="horizontal").encode(x=x, xOffset=offset, y=alt.Y("end:Q"), tooltip=[alt.Tooltip("size:N", title=text("chart.reserved"))], description=alt.Description("spoken:N")).transform_calculate(
-        spoken="datum.who + ', ' + datum.step + ', ' + split(datum.moment, ' ')[1] + ', reserved: ' + datum.size"
-    ).properties(name="reserved")
-    heads = base.transform_filter("datum.kind == 'head'").mark_text(align="left", dx=-14, fontSize=12, fontWeight=600).encode(x=x, y=alt.value(-12), text="label:N").properties(name="head")
+    reserved = (
+        base.transform_filter("datum.kind == 'reserved'")
+        .transform_calculate(spoken=f"{when} + 'reserved: ' + datum.size")
+        .mark_tick(thickness=2, orient="horizontal")
+        .encode(x=x, xOffset=offset, y=alt.Y("end:Q"), tooltip=[alt.Tooltip("size:N", title=text("chart.reserved"))], description=alt.Description("spoken:N"))
+        .properties(name="reserved")
+    )
+    heads = base.transform_filter("datum.kind == 'head'").mark_text(align="left", dx=-14, fontSize=12, fontWeight=600)
+    heads = heads.encode(x=x, y=alt.value(-12), text="label:N").properties(name="head")
     return _dressed(alt.layer(bars, reserved, heads).properties(width="container", height=240))
 
 
@@ -192,4 +208,5 @@ def _colour() -> alt.Color:
 
 def _dressed(chart: alt.LayerChart) -> alt.LayerChart:
     font = "ui-sans-serif, -apple-system, 'Segoe UI', 'Helvetica Neue', Arial, sans-serif"
-    return chart.configure(background="transparent", font=font, padding={"left": 2, "right": 8, "top": 22, "bottom": 4}).configure_view(stroke=None).configure_axis(labelFontSize=12, titleFontSize=12, titleFontWeight="normal")
+    spaced = chart.configure(background="transparent", font=font, padding={"left": 2, "right": 8, "top": 22, "bottom": 4})
+    return spaced.configure_view(stroke=None).configure_axis(labelFontSize=12, titleFontSize=12, titleFontWeight="normal")

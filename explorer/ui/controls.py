@@ -55,15 +55,18 @@ class Controls:
         self._show_problem()
 
     def _groups(self) -> list[tuple[str, Sequence[W.Widget]]]:
+        lengths = [self._number(name) for name in ("sequence", "target_sequence", "image_size")]
+        offload = [self._segments(name) for name in ("stage", "offload_optimizer", "offload_param")]
+        model = [self._model(), self._config_text(), self._number("micro_batch", ladder(1024)), *lengths]
         return [
-            ("model", [self._model(), self._config_text(), self._number("micro_batch", ladder(1024)), self._number("sequence"), self._number("target_sequence"), self._number("image_size"),
-                       self._segments("precision"), self._switch("gradient_checkpointing"), self._segments("attention")]),
-            ("deepspeed", [self._segments("stage"), self._segments("offload_optimizer"), self._segments("offload_param"), self._number("gradient_accumulation_steps", doublings(1, 128)), self._dropdown("optimizer")]),
+            ("model", [*model, self._segments("precision"), self._switch("gradient_checkpointing"), self._segments("attention")]),
+            ("deepspeed", [*offload, self._number("gradient_accumulation_steps", doublings(1, 128)), self._dropdown("optimizer")]),
             ("hardware", [self._card(), self._number("world_size", doublings(1, 1024))]),
         ]
 
     def _advanced(self) -> list[W.Widget]:
-        parts = [self._number("reduce_bucket_size", list(_SIZES)), self._segments("overlap_comm"), *[self._number(name, list(_SIZES)) for name in _STAGE3], self._nvme_path(), self._number("gpus_per_node", [1, 2, 4, 8, 16])]
+        sizes = [self._number(name, list(_SIZES)) for name in _STAGE3]
+        parts = [self._number("reduce_bucket_size", list(_SIZES)), self._segments("overlap_comm"), *sizes, self._nvme_path(), self._number("gpus_per_node", [1, 2, 4, 8, 16])]
         box = W.VBox(parts)
         box.add_class("ex-group")
         box.layout.display = "none"

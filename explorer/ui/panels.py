@@ -229,4 +229,5 @@ def notice(sentences: tuple[str, ...]) -> str:
 
 def job_file(job: str, digest: str) -> str:
     """The job file, folded away."""
-    return f'<details class="ex-job" data-setup="{digest}"><summary>{escape(text("share.show"))}</summary><pre>{escape(job)}</pre><p class="ex-dim"><code>{escape(text("share.hint"))}</code></p></details>'
+    shown = f'<pre>{escape(job)}</pre><p class="ex-dim"><code>{escape(text("share.hint"))}</code></p>'
+    return f'<details class="ex-job" data-setup="{digest}"><summary>{escape(text("share.show"))}</summary>{shown}</details>'

@@ -27,7 +27,7 @@ def test_rows_stack_in_the_fixed_order_up_to_the_peak():
 
 def test_estimated_and_measured_stand_beside_each_other_with_the_capacity():
     rows = charts.card_rows(make_profile(), make_profile("measured"), card="A100-80GB")
-    assert {r["bar"] for r in parts(rows)} == {"Estimated", "Measured"}
+    assert {r["bar"] for r in parts(rows)} == {"Estimated|13.0 GiB", "Measured|13.0 GiB"}
     (limit,) = [r for r in rows if r["kind"] == "capacity"]
     assert limit["end"] == CAPACITY / GiB and "A100-80GB" in limit["label"]
 

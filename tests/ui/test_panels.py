@@ -59,7 +59,8 @@ def test_the_table_has_the_difference_by_category():
 
 
 def test_a_failed_run_shows_what_pytorch_said(state):
-    failed = replace(make_profile("measured"), verdict=Verdict(answer="does not fit", failure=Failure(phase="backward", step="first", requested_bytes=1, text="CUDA out of memory. Tried to allocate <954> MiB")))
+    failure = Failure(phase="backward", step="first", requested_bytes=1, text="CUDA out of memory. Tried to allocate <954> MiB")
+    failed = replace(make_profile("measured"), verdict=Verdict(answer="does not fit", failure=failure))
     state.measured = shown(state, failed)
     assert "Tried to allocate &lt;954&gt; MiB" in panels.measurement(state)
 

@@ -126,7 +126,10 @@ def test_a_slow_estimate_says_what_it_does(bench):
     assert state.busy == "" and state.estimate is not None
 
 
-@pytest.mark.parametrize(("error", "problem", "obstacle"), [(BadInput("model.hidden_size", "is odd"), ("model.hidden_size", "is odd"), ""), (CouldNotRun("torch is missing"), None, "torch is missing")])
+@pytest.mark.parametrize(
+    ("error", "problem", "obstacle"),
+    [(BadInput("model.hidden_size", "is odd"), ("model.hidden_size", "is odd"), ""), (CouldNotRun("torch is missing"), None, "torch is missing")],
+)
 def test_an_estimate_that_cannot_be_says_why(bench, error, problem, obstacle):
     def fail(setup):
         raise error
