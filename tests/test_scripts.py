@@ -95,6 +95,14 @@ def test_what_is_set_up_is_set_up_again_only_when_something_changed(tmp_path):
     assert "Set up in .venv" in setup(tmp_path, **environment, VENV_FLAGS="--system-site-packages").stdout
 
 
+def test_what_runs_the_tests_runs_the_dashboard(tmp_path):
+    calls = tmp_path / "calls"
+    stand_in(tmp_path / ".venv" / "bin" / "python", PIP % "exit 0")
+    assert setup(tmp_path, "probe,test", LOG_OF_CALLS=str(calls)).returncode == 0
+    calls.unlink()
+    assert setup(tmp_path, "probe", LOG_OF_CALLS=str(calls)).stdout == "" and not calls.exists()
+
+
 def test_make_starts_the_dashboard_and_the_tests(tmp_path):
     def recipe(target: str, *variables: str) -> str:
         return subprocess.run(["make", "-n", target, *variables], cwd=ROOT, capture_output=True, text=True, check=True).stdout
@@ -115,12 +123,15 @@ def machine(folder: Path, **programs: str) -> dict[str, str]:
     return {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
 
 
-@pytest.mark.parametrize(("code", "closing"), [(0, "3 passed in 1.00s"), (1, "1 failed, 2 passed in 1.00s"), (2, "no tests ran in 0.01s")])
+@pytest.mark.parametrize(
+    ("code", "closing"),
+    [(0, "===== 3 passed in 1.00s ====="), (0, "3 passed, 1 skipped in 61.00s (0:01:01)"), (1, "===== 1 failed, 2 passed in 1.00s ====="), (2, "no tests ran in 0.01s")],
+)
 def test_ci_ends_as_the_tests_do_and_quotes_their_last_line(tmp_path, code, closing):
-    environment = machine(tmp_path, make=f'echo "ran $*"; echo "===== {closing} ====="; exit {code}')
+    environment = machine(tmp_path, make=f'echo "ran $*"; echo "{closing}"; exit {code}')
     done = subprocess.run([ROOT / ".ci" / "run"], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == code
-    assert "ran test" in done.stdout and done.stdout.splitlines()[-1] == f"make test: ===== {closing} ===== (exit code {code})"
+    assert "ran test" in done.stdout and done.stdout.splitlines()[-1] == f"make test: {closing} (exit code {code})"
     assert not (tmp_path / "apt").exists(), "nothing was missing, and yet something was installed"
 
 

@@ -30,6 +30,8 @@ find_python() {
 # What it was set up from: where this differs, it is set up again.
 fingerprint() { cat pyproject.toml constraints.txt tools/setup.sh | cksum; printf '%s %s\n' "${VENV_FLAGS:-}" "$(pwd)"; }
 
+is_set_up() { [ -f "$1" ] && [ "$(fingerprint)" = "$(cat "$1")" ]; }
+
 why_pip_failed() {
   if grep -qi 'no space left' "$LOG"; then
     echo "the disk is full."
@@ -85,11 +87,14 @@ install() {
 
 cd "$(dirname "$0")/.."
 export DS_BUILD_OPS=0 # DeepSpeed compiles what it needs when it needs it, not now
-if [ -f "$STAMP" ] && [ "$(fingerprint)" = "$(cat "$STAMP")" ]; then exit 0; fi
+is_set_up "$STAMP" && exit 0
+[ "$EXTRAS" = probe ] && is_set_up "$VENV/.set-up-probe-test" && exit 0
 [ -e "$VENV" ] && [ ! -x "$VENV/bin/python" ] && die "VENV=$VENV exists and is not a virtual environment; name another."
 [ -x "$VENV/bin/python" ] || make_venv
 PINS=$(mktemp)
 trap 'rm -f "$PINS"' EXIT
 install
 fingerprint >"$STAMP"
+# With more than [probe] installed, [probe] is there too.
+case $EXTRAS in probe,*) fingerprint >"$VENV/.set-up-probe" ;; esac
 say "Set up in $VENV"
