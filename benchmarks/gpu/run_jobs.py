@@ -15,7 +15,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from explorer.measure.runner import run_in_worker
+from explorer.measure.client import run_in_worker
 from explorer.setup import Setup
 
 

@@ -240,7 +240,7 @@ def _hidden_size(config: Mapping[str, Any]) -> int | None:
 def _from_hub(name: str) -> Model:
     if len(name) > 200 or any(c in name for c in "{}[]\n<>\"'") or name.count("/") > 1:
         raise BadInput("model", "is neither a catalog name, a folder with a config.json, nor a hub id")
-    from explorer.measure.runner import run_in_worker
+    from explorer.measure.client import run_in_worker
 
     near = difflib.get_close_matches(name, [m.name for m in models()] + [m.name.rpartition("/")[2] for m in models()], 3, 0.4)
     way_out = "paste its config.json" + (f", or choose {', '.join(near)}" if near else ", or choose a model of the catalog")

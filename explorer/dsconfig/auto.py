@@ -9,18 +9,18 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from explorer.catalog import find_model
+from explorer.dsconfig.keys import read_count
 from explorer.errors import BadInput
 from explorer.setup import Setup
 
 
 def fill_auto(setup: Setup) -> tuple[dict[str, Any], list[str]]:
     """The config `deepspeed.initialize` would be given, and what was assumed on the way."""
-    from explorer.dsconfig.settings import read_count
-
     config = json.loads(json.dumps(setup.deepspeed, default=dict))
     trainer = setup.trainer or {}
     notes: list[str] = []
-    _fill_batch(config, setup, trainer, read_count)
+    _fill_batch(config, setup, trainer)
     _fill_precision(config, trainer, notes)
     _fill_optimizer(config, trainer)
     if config.get("gradient_clipping") == "auto":
@@ -35,7 +35,7 @@ def fill_auto(setup: Setup) -> tuple[dict[str, Any], list[str]]:
     return config, notes
 
 
-def _fill_batch(config: dict[str, Any], setup: Setup, trainer: Mapping[str, Any], read_count: Any) -> None:
+def _fill_batch(config: dict[str, Any], setup: Setup, trainer: Mapping[str, Any]) -> None:
     micro, steps, total = (_written(config, key) for key in ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"))
     if micro == "auto":
         config["train_micro_batch_size_per_gpu"] = setup.micro_batch
@@ -99,8 +99,6 @@ def _fill_buckets(zero: dict[str, Any], setup: Setup, notes: list[str]) -> None:
     if setup.trainer is None:
         notes.append(f"{', '.join(wanted)}: \"auto\" without the Trainer is DeepSpeed's default")
         return
-    from explorer.catalog import find_model
-
     hidden = find_model(setup.model).hidden_size
     if hidden is None:
         raise BadInput(f"deepspeed.zero_optimization.{wanted[0]}", "is \"auto\", but the model's config has neither hidden_size nor hidden_sizes for the Trainer to fill it from; give a number")

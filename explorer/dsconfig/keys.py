@@ -164,6 +164,11 @@ def read_value(value: Any, key: Key, path: str) -> Any:
             return value
 
 
+def read_count(value: Any, path: str) -> int:
+    """A batch-like count in a DeepSpeed config."""
+    return read_value(value, Key("int", 1, 1, 1 << 32), path)
+
+
 def read_bool(value: Any, path: str) -> bool:
     """True or False in any of the forms pydantic takes."""
     if isinstance(value, bool):

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from explorer.dsconfig.keys import OFFLOAD_OPTIMIZER, OFFLOAD_PARAM, ZERO, Key, read_bool, read_section, read_value
+from explorer.dsconfig.auto import fill_auto
+from explorer.dsconfig.keys import OFFLOAD_OPTIMIZER, OFFLOAD_PARAM, ZERO, read_bool, read_section
 from explorer.errors import BadInput
 from explorer.setup import Setup
 
@@ -101,8 +102,6 @@ class Settings:
 
 def resolve(setup: Setup) -> Settings:
     """What DeepSpeed does with this Setup. Raises BadInput naming the key where it would refuse."""
-    from explorer.dsconfig.auto import fill_auto
-
     config, notes = fill_auto(setup)
     zero_config = config.get("zero_optimization", {})
     zero = read_section(zero_config, ZERO, "deepspeed.zero_optimization")
@@ -238,8 +237,3 @@ def _number(value: Any, path: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
         raise BadInput(path, f"is {value!r}; give a number of at least 0")
     return float(value)
-
-
-def read_count(value: Any, path: str) -> int:
-    """A batch-like count in a DeepSpeed config."""
-    return read_value(value, Key("int", 1, 1, 1 << 32), path)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from explorer.estimator.tape import ALLOCATE, BACKWARD, END_OF_FORWARD, ENTER, FORWARD, FREE, GRADIENT, LEAVE, RECOMPUTE, Layers, Segment
+from explorer.estimator.program import ALLOCATE, BACKWARD, END_OF_FORWARD, ENTER, FORWARD, FREE, GRADIENT, LEAVE, RECOMPUTE, Layers, Segment
 
 Point = tuple[int, ...]
 
@@ -234,6 +234,18 @@ def compile_events(traces: Sequence[Sequence[tuple[Any, ...]]], categories: Mapp
         program.append(_loop(written[i : i + units], key, segments, compiler))
         i += units
     return tuple(segments), tuple(program)
+
+
+class _Sizes:
+    """Stands for a SizeTable where only one size is known: a row is the size itself."""
+
+    def row(self, sizes: Sequence[int], how: Sequence[Any], what: str) -> Any:
+        return tuple(sizes), tuple(how)
+
+
+def check_layers(events: Sequence[tuple[Any, ...]], categories: Mapping[int, int], layers: Sequence[Layers], units: int) -> None:
+    """Raise Irregular where one trace already shows that the layers make no loop."""
+    compile_events([events], categories, _Sizes(), layers, units)
 
 
 def _loop(run: Sequence[tuple[tuple[int, ...], Any]], key: tuple[int, ...], segments: list[Segment], compiler: Compiler) -> tuple[int, ...]:

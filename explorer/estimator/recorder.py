@@ -11,8 +11,9 @@ from typing import Any
 
 from explorer.catalog import Model, find_model
 from explorer.errors import CouldNotRun
-from explorer.estimator.compiler import Basis, Irregular, SizeTable, basis, compile_events
-from explorer.estimator.tape import Key, Layers, Tape
+from explorer.estimator.compiler import Basis, Irregular, SizeTable, basis, check_layers, compile_events
+from explorer.estimator.program import Layers
+from explorer.estimator.tape import Key, Tape
 from explorer.setup import Setup
 
 Emit = Callable[[dict[str, Any]], None]
@@ -49,10 +50,12 @@ class _Recording:
 
         torch.set_num_threads(1)
         basis_ = self._basis()
-        traces = [self._trace(basis_, point) for point in basis_.points]
-        table = SizeTable(basis_)
         first = dict(zip(basis_.variables, basis_.points[0], strict=True))
+        traces = [self._trace(basis_, basis_.points[0])]
         _, layers = self._model(first.get("patches", 0))
+        check_layers(traces[0].events, traces[0].categories, layers, self.units or 0)
+        traces += [self._trace(basis_, point) for point in basis_.points[1:]]
+        table = SizeTable(basis_)
         segments, program = compile_events([t.events for t in traces], traces[0].categories, table, layers, self.units or 0)
         batch = self._batch_rows(basis_, table)
         modules, direct, parameters, buffers_bytes = self._inventory()

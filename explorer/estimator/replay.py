@@ -8,12 +8,13 @@ import numpy as np
 
 from explorer.dsconfig import Settings
 from explorer.errors import CouldNotRun
+from explorer.estimator.program import ACTIVATION, ENTER, FORWARD, GRADIENT, LEAVE, Unrolled
 from explorer.estimator.rules.base import Job, Rules
 from explorer.estimator.rules.stage0 import Stage0, Stage0Fused, Stage0Unfused
 from explorer.estimator.rules.stage3 import Stage3
 from explorer.estimator.rules.stage12 import Stage12
 from explorer.estimator.stream import Stream, Writer
-from explorer.estimator.tape import ACTIVATION, ENTER, FORWARD, GRADIENT, LEAVE, Tape, Unrolled
+from explorer.estimator.tape import Tape
 from explorer.profile import CATEGORIES
 
 _ACTIVATIONS, _TEMPORARY = CATEGORIES.index("activations"), CATEGORIES.index("temporary")

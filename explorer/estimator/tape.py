@@ -7,7 +7,7 @@ belongs to, each gradient that became ready, each module entered and left in bot
 
 A block inside a layer is named relative to that layer, so one middle layer stands for all. Sizes are unrounded bytes: a
 polynomial in the batch and lengths, for a few kernels times a rounded-up length or only above a threshold (`Varying`).
-`Tape.unroll()` gives the flat event list once; `Tape.sizes(lengths)` the bytes of each block for one setup.
+`Tape.unrolled` is the flat event list; `Tape.values(lengths)` the bytes of each block for one setup.
 """
 
 from __future__ import annotations
@@ -19,9 +19,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-ALLOCATE, FREE, GRADIENT, ENTER, LEAVE, END_OF_FORWARD = range(6)
-FORWARD, BACKWARD, RECOMPUTE = range(3)
-ACTIVATION, TEMPORARY = 0, 1
+from explorer.estimator.program import Layers, Segment, Unrolled, unroll
 
 VARIABLES = ("batch", "sequence", "target_sequence", "patches")
 
@@ -102,39 +100,6 @@ class Parameter(NamedTuple):
     trainable: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Unrolled:
-    """A tape with its repeats written out. Blocks are numbered from 1; `order` holds +block for an allocation, −block for a free."""
-
-    order: np.ndarray
-    """int32, the events in time."""
-    size_rows: np.ndarray
-    """int32 per block (index block − 1): its row in the size table."""
-    categories: np.ndarray
-    """int8 per block: ACTIVATION or TEMPORARY, by whether it outlived the forward that made it."""
-    owners: np.ndarray
-    """int32 per block: index into `modules`, −1 for none."""
-    hooks: tuple[tuple[int, int, int, int], ...]
-    """(position in `order`, kind, parameter or module, block or direction) for GRADIENT, ENTER and LEAVE."""
-    forward_end: int
-    """Position in `order` where backward begins."""
-
-
-class Segment(NamedTuple):
-    """A stretch of events. `place` is () for one that runs once, else (list, direction) of a layer."""
-
-    place: tuple[int, ...]
-    events: tuple[tuple[Any, ...], ...]
-
-
-class Layers(NamedTuple):
-    """A ModuleList whose layers repeat: `units` of `period` layers each."""
-
-    path: str
-    units: int
-    period: int
-
-
 @dataclass(frozen=True, kw_only=True)
 class Tape:
     """See the module's text. `to_json` and `from_json` are exact inverses."""
@@ -185,9 +150,7 @@ class Tape:
     @cached_property
     def unrolled(self) -> Unrolled:
         """The program written out."""
-        from explorer.estimator.unroll import unroll
-
-        return unroll(self)
+        return unroll(self.segments, self.program, self.layers, self.modules, [p[0] for p in self.parameters])
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""

@@ -98,7 +98,7 @@ def _cached(text: str) -> Tape | None:
 def _record(setup: Setup, wanted: Key, on_progress: Progress | None) -> Tape:
     from dataclasses import asdict
 
-    from explorer.measure.runner import run_in_worker
+    from explorer.measure.client import run_in_worker
 
     data = run_in_worker("explorer.estimator.recorder:record", {"job": setup.to_job(), "key": asdict(wanted)}, on_progress=on_progress, timeout_s=120)
     path = _path(wanted.text)

@@ -19,7 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from explorer.errors import CouldNotRun
 from explorer.estimator import standins
-from explorer.estimator.tape import ACTIVATION, ALLOCATE, BACKWARD, END_OF_FORWARD, ENTER, FORWARD, FREE, GRADIENT, LEAVE, RECOMPUTE, TEMPORARY, Varying
+from explorer.estimator.program import ACTIVATION, ALLOCATE, BACKWARD, END_OF_FORWARD, ENTER, FORWARD, FREE, GRADIENT, LEAVE, RECOMPUTE, TEMPORARY
+from explorer.estimator.tape import Varying
 
 Event = tuple[Any, ...]
 """(ALLOCATE, block, bytes, Varying|None, module) · (FREE, block) · (GRADIENT, parameter, block) · (ENTER|LEAVE, module, direction) · (END_OF_FORWARD,)"""

@@ -11,7 +11,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from explorer.estimator.tape import ALLOCATE, END_OF_FORWARD, FREE, column_sum_scratch  # noqa: E402
+from explorer.estimator.program import ALLOCATE, END_OF_FORWARD, FREE  # noqa: E402
+from explorer.estimator.tape import column_sum_scratch  # noqa: E402
 from explorer.estimator.trace import record  # noqa: E402
 
 ROWS = {r["operation"]: r for r in map(json.loads, (Path(__file__).parents[2] / "benchmarks/gpu/kernels-h200.jsonl").read_text().splitlines())}

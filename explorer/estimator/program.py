@@ -1,33 +1,71 @@
-"""Write a tape's repeated layers out: from names relative to a layer to block numbers."""
+"""A tape as a program: its events, segments and loops, and how the loops are written out."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from explorer.estimator.tape import ALLOCATE, END_OF_FORWARD, FREE, FORWARD, GRADIENT, Segment, Tape, Unrolled
+ALLOCATE, FREE, GRADIENT, ENTER, LEAVE, END_OF_FORWARD = range(6)
+FORWARD, BACKWARD, RECOMPUTE = range(3)
+ACTIVATION, TEMPORARY = 0, 1
+
+
+@dataclass(frozen=True, slots=True)
+class Unrolled:
+    """A tape with its repeats written out. Blocks are numbered from 1; `order` holds +block for an allocation, −block for a free."""
+
+    order: np.ndarray
+    """int32, the events in time."""
+    size_rows: np.ndarray
+    """int32 per block (index block − 1): its row in the size table."""
+    categories: np.ndarray
+    """int8 per block: ACTIVATION or TEMPORARY, by whether it outlived the forward that made it."""
+    owners: np.ndarray
+    """int32 per block: index into `modules`, −1 for none."""
+    hooks: tuple[tuple[int, int, int, int], ...]
+    """(position in `order`, kind, parameter or module, block or direction) for GRADIENT, ENTER and LEAVE."""
+    forward_end: int
+    """Position in `order` where backward begins."""
+
+
+class Segment(NamedTuple):
+    """A stretch of events. `place` is () for one that runs once, else (list, direction) of a layer."""
+
+    place: tuple[int, ...]
+    events: tuple[tuple[Any, ...], ...]
+
+
+class Layers(NamedTuple):
+    """A ModuleList whose layers repeat: `units` of `period` layers each."""
+
+    path: str
+    units: int
+    period: int
+
 
 Place = tuple[int, ...]
 """() for a stretch that runs once, (list, unit, direction) for one run of a layer."""
 
 
-def runs(tape: Tape) -> Iterator[tuple[Segment, Place]]:
+def runs(segments: Sequence[Segment], program: Sequence[tuple[int, ...]], layers: Sequence[Layers]) -> Iterator[tuple[Segment, Place]]:
     """Every segment in the order it runs, with its place."""
-    for step in tape.program:
+    for step in program:
         if len(step) == 1:
-            yield tape.segments[step[0]], ()
+            yield segments[step[0]], ()
             continue
         which, direction, first, second, middle, before_last, last = step
-        units = tape.layers[which].units
-        segments = [first, second, *[middle] * (units - 4), before_last, last]
+        units = layers[which].units
+        roles = [first, second, *[middle] * (units - 4), before_last, last]
         for unit in range(units) if direction == FORWARD else range(units - 1, -1, -1):
-            yield tape.segments[segments[unit]], (which, unit, direction)
+            yield segments[roles[unit]], (which, unit, direction)
 
 
 class _Unroller:
-    def __init__(self, tape: Tape) -> None:
-        self.tape = tape
+    def __init__(self, layers: Sequence[Layers], modules: Sequence[str], parameters: Sequence[str]) -> None:
+        self.layers = layers
         self.numbers: dict[tuple[int, ...], int] = {}
         self.order: list[int] = []
         self.rows: list[int] = []
@@ -35,8 +73,8 @@ class _Unroller:
         self.owners: list[int] = []
         self.hooks: list[tuple[int, int, int, int]] = []
         self.once = 0
-        self.modules = {name: i for i, name in enumerate(tape.modules)}
-        self.parameters = {p[0]: i for i, p in enumerate(tape.parameters)}
+        self.modules = {name: i for i, name in enumerate(modules)}
+        self.parameters = {name: i for i, name in enumerate(parameters)}
         self.forward_end = -1
 
     def name(self, place: Place, written: tuple[int, str] | str) -> str:
@@ -44,7 +82,7 @@ class _Unroller:
         if isinstance(written, str):
             return written
         offset, rest = written
-        layers = self.tape.layers[place[0]]
+        layers = self.layers[place[0]]
         name = f"{layers.path}.{place[1] * layers.period + offset}"
         return f"{name}.{rest}" if rest else name
 
@@ -54,7 +92,7 @@ class _Unroller:
             return self.numbers[ref]
         if len(ref) == 3:
             return self.numbers[(place[0], place[1] + ref[0], *ref[1:])]
-        unit = ref[1] if ref[1] >= 0 else self.tape.layers[ref[0]].units + ref[1]
+        unit = ref[1] if ref[1] >= 0 else self.layers[ref[0]].units + ref[1]
         return self.numbers[(ref[0], unit, *ref[2:])]
 
     def run(self, segment: Segment, place: Place) -> None:
@@ -87,10 +125,10 @@ class _Unroller:
 
 
 
-def unroll(tape: Tape) -> Unrolled:
-    """The flat event list of a tape."""
-    work = _Unroller(tape)
-    for segment, place in runs(tape):
+def unroll(segments: Sequence[Segment], program: Sequence[tuple[int, ...]], layers: Sequence[Layers], modules: Sequence[str], parameters: Sequence[str]) -> Unrolled:
+    """The flat event list of a tape; `modules` and `parameters` are the whole model's names."""
+    work = _Unroller(layers, modules, parameters)
+    for segment, place in runs(segments, program, layers):
         work.run(segment, place)
     return Unrolled(
         order=np.array(work.order, dtype=np.int32),
