@@ -64,6 +64,10 @@ class Meter:
         self.mark("init begins")
         self._reset()
 
+    def built(self, model: Any, category: str) -> None:
+        """The model is there as transformers built it; DeepSpeed will move its weights elsewhere."""
+        self.mark("model built", dict.fromkeys(storages([*model.parameters(), *model.buffers()]), category))
+
     def end_init(self) -> Reading:
         """DeepSpeed is ready."""
         reading = self._read(0)

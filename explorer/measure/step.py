@@ -158,6 +158,7 @@ class Run:
         partitioned = self.settings.stage == 3 and self.settings.zero_init
         device = "cpu" if partitioned else self.meter.build_device()
         model = build_model(self.model, self.setup, device=device, dtype=dtype)
+        self.meter.built(model, "host" if partitioned else "parameters")
         if partitioned:
             self.say("partitioning the model (zero.Init)")
             deepspeed.zero.Init(module=model, config_dict_or_path=self._config(), dtype=dtype)
