@@ -33,7 +33,7 @@ def open_page(page, explorer_server):
 
     def opened(query: str = "", chart: bool = True):
         page.goto(f"{explorer_server}/?{query}" if query else explorer_server)
-        page.locator(".vega-embed svg path[aria-label*='Estimated']" if chart else ".ex-sentence").first.wait_for(timeout=60_000, state="attached")
+        page.locator(".vega-embed svg path[aria-label*='Estimated']" if chart else ".ex-sentence").first.wait_for(timeout=180_000, state="attached")
         return page
 
     yield opened
