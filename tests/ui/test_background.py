@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 from explorer.ui.background import Latest, Mailbox
 
@@ -62,5 +63,6 @@ def test_mail_is_delivered_in_the_loop_s_thread_and_in_order():
         mail.drain()
         await asyncio.sleep(0)
 
-    asyncio.run(main())
+    with ThreadPoolExecutor(1) as pool:  # a thread of its own: Playwright, once used, leaves a loop running in this one
+        pool.submit(asyncio.run, main()).result()
     assert got == [(0, True), (1, True), (2, True)]
