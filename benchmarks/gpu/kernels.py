@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -53,7 +54,7 @@ def measure(name: str, make: Callable[[], tuple[Callable[[], torch.Tensor], list
             sizes, names, result = traced(forward)
             gradient = torch.ones_like(result)
             row["forward"], row["forward_ops"] = sizes, sorted({n for n in names if any(a in n for a in ATTENTION)}) or names[:8]
-            sizes, names, _ = traced(lambda: result.backward(gradient))
+            sizes, names, _ = traced(partial(result.backward, gradient))
             row["backward"], row["backward_ops"] = sizes, sorted({n for n in names if any(a in n for a in ATTENTION)}) or names[:8]
             del result, gradient, leaves, forward
     except Exception as error:  # a kernel this card or version lacks is a finding too

@@ -93,15 +93,16 @@ def blocks(events: Sequence[Event]) -> Blocks:
     return Blocks(*columns, category=[""] * len(start))
 
 
-def name_blocks(found: Blocks, marks: Sequence[Mark], n_events: int, interrupted: bool, side_streams: Iterable[int] = ()) -> None:
+def name_blocks(found: Blocks, marks: Sequence[Mark], n_events: int, cut_short: int | None, side_streams: Iterable[int] = ()) -> None:
     """Give every block its category: what the engine called it at some mark; else by the forward it outlived; else temporary.
 
-    What a forward made and nothing ever freed is no activation but a workspace (unless the run was cut short).
+    What a forward made and nothing ever freed is no activation but a workspace. `cut_short`: events before memory ran out, where
+    it did: a forward that it ended is named by what lived then.
     """
     _by_owner(found, marks)
     gathers = set(side_streams)
-    for begin, finish in _forwards(marks, n_events if interrupted else None):
-        inside = np.flatnonzero((found.start >= begin) & (found.start < finish) & (found.end >= finish) & ((found.end < n_events) | interrupted))
+    for begin, finish in _forwards(marks, cut_short):
+        inside = np.flatnonzero((found.start >= begin) & (found.start < finish) & (found.end >= finish) & ((found.end < n_events) | (cut_short is not None)))
         for i in inside:
             if not found.category[i] and int(found.stream[i]) not in gathers:
                 found.category[i] = "activations"
@@ -131,7 +132,7 @@ def _by_owner(found: Blocks, marks: Sequence[Mark]) -> None:
 def _forwards(marks: Sequence[Mark], cut_short: int | None) -> Iterable[tuple[int, int]]:
     """(first event, event after the last) of every forward and every recomputed forward, outermost ones.
 
-    `cut_short`: events of a run that ended inside one.
+    `cut_short`: events before memory ran out inside one.
     """
     begin, depth = -1, 0
     for mark in marks:
@@ -147,6 +148,11 @@ def _forwards(marks: Sequence[Mark], cut_short: int | None) -> Iterable[tuple[in
                 yield begin, mark.position
     if depth and cut_short is not None:
         yield begin, cut_short
+
+
+def highest(found: Blocks, begin: int, end: int) -> int:
+    """Events before the highest point of what was requested, from `begin` on."""
+    return at_peak(found, found.size, begin, end)[0]
 
 
 def at_peak(found: Blocks, rounded: np.ndarray, begin: int, end: int) -> tuple[int, dict[str, int]]:

@@ -20,6 +20,10 @@ CPU_PARAMETERS = 250_000_000
 """Largest model the CPU accelerator is asked to train: above it a step takes minutes."""
 CPU_WORK = 60e12
 """Parameters × tokens of one micro-batch, likewise: about a minute on two cores."""
+CPU_STATE_BYTES = 24
+"""Bytes a parameter at the step's peak: weights, gradients, fp32 master and moments, and the step's copies (ZeRO-2, fp32)."""
+CPU_TOKEN_BYTES = 1 << 14
+"""Bytes a token keeps for the backward of a model that small: an order of magnitude, to refuse what could fill the machine."""
 
 
 def why_not(setup: Setup) -> str | None:
@@ -45,7 +49,7 @@ def _why_not_on_cpu(setup: Setup) -> str | None:
         return f"there is no GPU here, and this step would take minutes on the CPU; try a micro-batch of at most {max(1, int(setup.micro_batch * CPU_WORK / work))}"
     if settings.precision == "fp16":
         return "there is no GPU here, and DeepSpeed's CPU accelerator does not train in fp16; choose bf16 or fp32"
-    needed = 24 * parameters + work // max(1, parameters) * 4096 * 4
+    needed = CPU_STATE_BYTES * parameters + CPU_TOKEN_BYTES * tokens
     free = _available_ram()
     if needed > free // 2:
         return f"there is no GPU here, and the step would need about {human(needed)} of the {human(free)} of host memory that is free"
@@ -53,18 +57,19 @@ def _why_not_on_cpu(setup: Setup) -> str | None:
 
 
 def _rough_parameters(config: Mapping[str, Any]) -> int:
-    """An order of magnitude for a model that no tape has counted yet: 12 × layers × width², and the vocabulary."""
-
-    def first(*names: str) -> int:
-        return next((config[n] for n in names if isinstance(config.get(n), int)), 0)
-
+    """An order of magnitude for a model that no tape has counted yet: 12 × layers × width², and the vocabulary, of each part."""
     parts = [config, *(config[k] for k in ("text_config", "vision_config") if isinstance(config.get(k), Mapping))]
     total = 0
-    for config in parts:  # noqa: PLR1704 (first() reads it)
-        width = first("hidden_size", "n_embd", "d_model")
-        layers = first("num_hidden_layers", "n_layer", "num_layers", "encoder_layers")
-        total += 12 * layers * width * width + first("vocab_size") * width
+    for part in parts:
+        width = _first(part, "hidden_size", "n_embd", "d_model")
+        layers = _first(part, "num_hidden_layers", "n_layer", "num_layers", "encoder_layers")
+        total += 12 * layers * width * width + _first(part, "vocab_size") * width
     return total
+
+
+def _first(config: Mapping[str, Any], *names: str) -> int:
+    """The first of these keys that holds a number, else 0."""
+    return next((config[name] for name in names if isinstance(config.get(name), int)), 0)
 
 
 def _available_ram() -> int:

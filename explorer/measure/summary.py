@@ -13,7 +13,7 @@ from explorer.estimator.stream import Stream
 from explorer.measure import history
 from explorer.measure.history import Blocks, Event, Mark
 from explorer.profile import CATEGORIES, Failure, Host, Peak, PhaseMemory, Profile, Verdict
-from explorer.units import KiB, MiB, GiB, human
+from explorer.units import GiB, KiB, MiB, human
 
 _UNITS = {"bytes": 1, "B": 1, "KiB": KiB, "MiB": MiB, "GiB": GiB}
 
@@ -25,12 +25,20 @@ def summarize(work: Any) -> Profile:
     found = history.blocks(events)
     compute = int(np.bincount(found.stream - found.stream.min()).argmax() + found.stream.min()) if len(found.stream) else 0
     sides = {int(s) for s in np.unique(found.stream)} - {compute} if work.settings.stage == 3 and work.settings.world_size > 1 else set()
-    history.name_blocks(found, meter.marks, len(events), work.failure is not None, sides)
+    history.name_blocks(found, meter.marks, len(events), _cut_short(work, found, len(events)), sides)
     sizes = _block_sizes(events, found, meter.device)
     if meter.device == "cpu":
         sizes = _device_only(found, sizes)
     summary = _Summary(work, found, sizes, meter.marks, len(events))
     return summary.profile()
+
+
+def _cut_short(work: Any, found: Blocks, n_events: int) -> int | None:
+    """Events before memory ran out: Python frees a step's tensors as the error unwinds, so it is the highest point of that phase."""
+    if work.failure is None:
+        return None
+    begins = [m.position for m in work.meter.marks if m.label == f"{work.failure[0]} begins" and m.position >= 0] or [0]
+    return history.highest(found, begins[-1], n_events)
 
 
 def _block_sizes(events: list[Event], found: Blocks, device: str) -> np.ndarray:

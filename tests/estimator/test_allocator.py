@@ -10,7 +10,10 @@ from explorer.estimator.stream import GATHER, Writer
 MiB = 1 << 20
 
 
-def usage(script, options=Options(), limit=None, streams=()):
+DEFAULTS = Options()
+
+
+def usage(script, options=DEFAULTS, limit=None, streams=()):
     """Play (+bytes: allocate, −k: free the k-th block)."""
     writer = Writer()
     for i, step in enumerate(script):
