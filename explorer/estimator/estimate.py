@@ -30,7 +30,7 @@ PROCESS_BYTES = 1_340_000_000
 """Host memory that CUDA, cuBLAS, cuDNN and NCCL add to a process, beyond Python and torch themselves: 1.25 GiB, read on an H200."""
 
 _TIMELINE_POINTS = 400
-_SEARCH_REPLAYS = 48
+_SEARCH_REPLAYS = 24
 
 
 def estimate(setup: Setup | Mapping[str, Any], largest: bool = True, on_progress: tapes.Progress | None = None) -> Profile:
@@ -75,7 +75,7 @@ def _certain(setup: Setup, micro_batch: int, on_progress: tapes.Progress | None)
 
 def _extend(setup: Setup, low: int, on_progress: tapes.Progress | None, stop: threading.Event | None) -> int:
     """Above that, whether a batch fits depends on fragmentation: take each in turn until one does not."""
-    step = max(1, low // 128)
+    step = max(1, low // 64)
     for _ in range(_SEARCH_REPLAYS):
         if stop is not None and stop.is_set():
             raise CouldNotRun("the search for the largest micro-batch was stopped")
