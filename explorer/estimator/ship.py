@@ -25,13 +25,20 @@ _ATTENTION = (
     ("bf16", "sdpa", "hopper"), ("bf16", "sdpa", "ampere"), ("bf16", "sdpa", "older"), ("bf16", "eager", "any"),
     ("fp16", "eager", "any"), ("fp32", "sdpa", "any"), ("fp32", "eager", "any"),
 )
-"""fp16 allocates as bf16 does, but for eager attention's softmax."""
+_FP16 = tuple(("fp16", "sdpa", generation) for generation in ("hopper", "ampere", "older"))
+"""fp16 allocates as bf16 does, but for eager attention's softmax and for encoder-decoders, which clamp their activations in fp16."""
 
 
 def keys(model: Model) -> Iterator[Key]:
     """The keys that are recorded, batches of several before batches of one."""
-    for one, checkpointing, (dtype, attention, generation) in itertools.product((False, True), ("none", "non_reentrant"), _ATTENTION):
+    variants = _ATTENTION + (_FP16 if clamps(model) else ())
+    for one, checkpointing, (dtype, attention, generation) in itertools.product((False, True), ("none", "non_reentrant"), variants):
         yield Key(model=model.key, dtype=dtype, attention=attention, generation=generation, checkpointing=checkpointing, one_sample=one)
+
+
+def clamps(model: Model) -> bool:
+    """Whether fp16 has operations of its own (transformers' T5 and Whisper clamp what could overflow)."""
+    return model.task in ("seq2seq", "speech")
 
 
 def ship(model: Model) -> int:
@@ -46,7 +53,7 @@ def ship(model: Model) -> int:
             index = len(tapes)
             tapes.append(tape)
         filed[key.text] = index
-        if key.dtype == "bf16" and key.attention == "sdpa":
+        if key.dtype == "bf16" and key.attention == "sdpa" and not clamps(model):
             filed[replace(key, dtype="fp16").text] = index
     SHIPPED.mkdir(exist_ok=True)
     content = json.dumps({"keys": filed, "tapes": [t.to_json() for t in tapes]}, separators=(",", ":")).encode()

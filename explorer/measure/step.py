@@ -117,8 +117,11 @@ class Run:
         import torch.distributed as dist
 
         world, rank = self.setup.world_size, self.setup.rank
-        os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(_free_port()))
-        if world > 1:
+        os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
+        if world == 1:
+            # A store inside the process: nothing listens on a port.
+            dist.init_process_group("nccl" if self.device == "cuda" else "gloo", store=dist.HashStore(), rank=0, world_size=1)
+        else:
             from torch.testing._internal.distributed.fake_pg import FakeStore
 
             dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
@@ -133,7 +136,7 @@ class Run:
 
         self.say("building the model")
         self.meter.begin_init()
-        deepspeed.init_distributed(dist_backend="nccl" if self.device == "cuda" else "gloo", verbose=False)
+        deepspeed.init_distributed(verbose=False)
         model = self._build()
         self.parameters = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
         trained = [p for p in model.parameters() if p.requires_grad]
@@ -261,14 +264,6 @@ def _out_of_memory(error: Exception) -> bool:
 
 def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def _builder(settings: Settings) -> Any:
