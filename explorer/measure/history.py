@@ -81,6 +81,8 @@ def blocks(events: Sequence[Event]) -> Blocks:
     live: dict[int, int] = {}
     for i, event in enumerate(events):
         if event.size > 0:
+            if event.address in live:  # its free was not seen
+                end[live[event.address]] = i
             live[event.address] = len(start)
             start.append(i)
             end.append(len(events))

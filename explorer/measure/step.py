@@ -113,18 +113,19 @@ class Run:
         self.meter.prepare(self.capacity, self.setup.allocator)
 
     def _environment(self) -> None:
-        """Rank and world of the job, and a process group: real for one rank, fake where one GPU stands in for rank r of N."""
+        """Rank and world of the job, and a process group: real for one rank on a GPU, fake where one process stands in for rank r of N."""
         import torch.distributed as dist
 
         world, rank = self.setup.world_size, self.setup.rank
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
-        if world == 1:
+        if world == 1 and self.device == "cuda":
             # A store inside the process: nothing listens on a port.
-            dist.init_process_group("nccl" if self.device == "cuda" else "gloo", store=dist.HashStore(), rank=0, world_size=1)
-        else:
+            dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+        else:  # on the CPU for one rank too: gloo's threads let go of tensors where the profiler does not look
             from torch.testing._internal.distributed.fake_pg import FakeStore
 
             dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
+        if world > 1:
             _patch_for_one_rank()
             self.notes.append(f"one process stands in for rank {rank} of {world}: collectives do nothing, NCCL's own memory is not included")
         self.meter.set_up_arch()
