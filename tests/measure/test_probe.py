@@ -22,13 +22,13 @@ JOBS = {
     "stage 2": job(LLAMA, 2),
     "stage 2 of 8, last rank, accumulation": job(GPT2, 2, world_size=8, rank=7, accumulation=2),
     "stage 2 offloaded, accumulation": job(GPT2, 2, offload=True, accumulation=2),
-    "stage 2 fp32": job(LLAMA, 2, precision="fp32"),
+    "stage 2 fp32": job(GPT2, 2, precision="fp32"),
     "stage 3": job(GPT2, 3),
     "stage 3 of 8": job(LLAMA, 3, world_size=8),
     "stage 3 of 8 offloaded": job(GPT2, 3, world_size=8, offload=True),
 }
-APART = {("stage 0", "steady"): "from the second step on gloo keeps the last tensor it reduced", **dict.fromkeys([("stage 3 of 8 offloaded", "init")], "host copies cannot be told from the device's here")}
-"""(job, step or phase) where the CPU accelerator does what a GPU does not."""
+APART = {("stage 3 of 8 offloaded", "init")}
+"""(job, phase) where the CPU accelerator shows what a GPU does not: the optimizer's host copies on their way."""
 
 
 @cache
@@ -39,6 +39,10 @@ def both(name: str) -> tuple[Setup, Profile, Profile]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(estimator, "DEFAULT_WORKSPACE", 512)  # cuBLAS's, which a CPU has not
         return setup, measured, estimator.estimate(setup, largest=False)
+
+
+BLOCKS = 54 * 256
+"""Half a block of 512 bytes for each of the models' tensors: what the GPU allocator's rounding adds to such small ones."""
 
 
 def phases(profile: Profile):
@@ -90,11 +94,20 @@ def test_the_estimate_said_so(name):
     _, measured, estimated = both(name)
     assert estimated.parameters == measured.parameters
     for step, theirs in phases(estimated):
-        if (name, step) in APART or (name, theirs.phase) in APART:
+        if (name, theirs.phase) in APART:
             continue
         mine = measured.phase(step, theirs.phase)
         where = (step, theirs.phase)
-        assert theirs.peak_allocated_bytes == pytest.approx(mine.peak_allocated_bytes, rel=0.02), where
-        assert theirs.end_allocated_bytes == pytest.approx(mine.end_allocated_bytes, rel=0.02), where
+        assert theirs.peak_allocated_bytes == pytest.approx(mine.peak_allocated_bytes, rel=0.02, abs=BLOCKS), where
+        assert theirs.end_allocated_bytes == pytest.approx(mine.end_allocated_bytes, rel=0.02, abs=BLOCKS), where
         for category in ("parameters", "gradients", "optimizer", "activations", "gathered", "comm_buffers"):
-            assert theirs.at_peak.get(category, 0) == pytest.approx(mine.at_peak[category], rel=0.02, abs=4096), (*where, category)
+            if category == "gathered" and theirs.phase == "init":
+                continue  # the probe sees gathers only once there is an engine: before, they are temporary
+            assert theirs.at_peak.get(category, 0) == pytest.approx(mine.at_peak[category], rel=0.02, abs=BLOCKS), (*where, category)
+
+
+def test_a_probe_reads_the_same_twice():
+    """Every phase and category, to the byte."""
+    setup, measured, _ = both("stage 3")
+    again = probe(setup, save=False)
+    assert again.steps == measured.steps and again.timeline == measured.timeline
