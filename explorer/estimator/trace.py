@@ -8,6 +8,7 @@ creates them, so each module call owns an interval of numbers. Nothing is insert
 from __future__ import annotations
 
 import bisect
+import gc
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -95,6 +96,7 @@ class Trace(TorchDispatchMode):
 
     def _gone(self, key: int) -> None:
         number, _ = self.known.pop(key)
+        self.safe_softmaxes.discard(key)
         self.scope.discard(number)
         if number not in self.gradients:
             self.events.append((FREE, number))
@@ -209,6 +211,17 @@ def _hooks(trace: Trace, model: torch.nn.Module) -> Iterator[None]:
             handle.remove()
 
 
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Reference cycles (checkpointing makes some) would be freed whenever Python's collector happens to run: here, at the end."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
 def record(model: torch.nn.Module, batch: Mapping[str, Any], generation: str, forced_attention: str | None = None) -> Trace:
     """Run `loss = model(**batch).loss; loss.backward()` on the meta device and return what it did.
 
@@ -216,7 +229,7 @@ def record(model: torch.nn.Module, batch: Mapping[str, Any], generation: str, fo
     """
     trace = Trace(model, generation)
     trace.foreign |= {t.untyped_storage()._cdata for t in batch.values() if isinstance(t, torch.Tensor)}
-    with standins.installed(generation, forced_attention), _hooks(trace, model), trace:
+    with _no_collection(), standins.installed(generation, forced_attention), _hooks(trace, model), trace:
         loss = model(**batch).loss
         trace._end_of_forward()
         trace.events.append((END_OF_FORWARD,))
