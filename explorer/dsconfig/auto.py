@@ -41,6 +41,9 @@ def _fill_batch(config: dict[str, Any], setup: Setup, trainer: Mapping[str, Any]
         config["train_micro_batch_size_per_gpu"] = setup.micro_batch
     elif read_count(micro, "deepspeed.train_micro_batch_size_per_gpu") != setup.micro_batch:
         raise BadInput("micro_batch", f"is {setup.micro_batch} but deepspeed.train_micro_batch_size_per_gpu is {micro}; make them equal or leave one out")
+    asked = trainer.get("per_device_train_batch_size", setup.micro_batch)
+    if asked != setup.micro_batch:
+        raise BadInput("micro_batch", f"is {setup.micro_batch} but trainer.per_device_train_batch_size is {asked}; make them equal or leave the latter out")
     per_step = setup.micro_batch * setup.world_size
     if steps == "auto":
         steps = trainer.get("gradient_accumulation_steps", 1)
