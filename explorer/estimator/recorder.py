@@ -96,7 +96,10 @@ class _Recording:
         return basis(values, squares_of_batch=contrastive)
 
     def _lengths(self, usual: tuple[int, ...], limit: int | None) -> tuple[int, ...]:
-        start = (sliding_window(self.model) or 0) if self.key.beyond_window else 0
+        window = sliding_window(self.model)
+        start = window or 0 if self.key.beyond_window else 0
+        if window is not None and not self.key.beyond_window:
+            limit = min(limit or window, window)
         if limit is not None and start + usual[-1] > limit:
             return tuple(start + max(2, (limit - start) * k // 5) for k in (1, 2, 3, 5))
         return tuple(start + n for n in usual)
