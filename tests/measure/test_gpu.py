@@ -16,7 +16,9 @@ BF16_STAGE_2 = {"bf16": {"enabled": True}, "zero_optimization": {"stage": 2}, "o
 def gpt2(monkeypatch):
     """A job of about ten GiB; the suite's other tests keep to the CPU."""
     monkeypatch.delenv("DS_ACCELERATOR", raising=False)
-    return Setup(model="gpt2", micro_batch=8, gpu="H200", deepspeed=BF16_STAGE_2)
+    accelerator.cache_clear()
+    yield Setup(model="gpt2", micro_batch=8, gpu="H200", deepspeed=BF16_STAGE_2)
+    accelerator.cache_clear()
 
 
 def test_the_estimate_is_within_three_per_cent(gpt2):
