@@ -1,0 +1,108 @@
+"""The command line's contract: exit codes, one JSON object a line, one sentence for bad input."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+
+from explorer import cli
+from explorer.errors import CouldNotRun
+
+FITS = {"model": "gpt2", "micro_batch": 4, "gpu": "A100-80GB", "deepspeed": {"bf16": {"enabled": True}, "zero_optimization": {"stage": 2}}}
+TOO_LARGE = {**FITS, "micro_batch": 64, "gpu": "T4"}
+NO_CARD = {k: v for k, v in FITS.items() if k != "gpu"}
+BAD = {**FITS, "micro_bach": 3}
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Write jobs (objects, or text as it is) and return their paths."""
+
+    def write(*jobs):
+        paths = []
+        for i, job in enumerate(jobs):
+            path = tmp_path / f"job{i}.json"
+            path.write_text(job if isinstance(job, str) else json.dumps(job))
+            paths.append(str(path))
+        return paths
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("jobs", "code"),
+    [
+        ([FITS], 0),
+        ([NO_CARD], 0),
+        ([TOO_LARGE], 3),
+        ([FITS, TOO_LARGE], 3),
+        ([TOO_LARGE, BAD, FITS], 2),
+        (["{"], 2),
+        (["[]"], 2),
+        ([""], 2),
+    ],
+)
+def test_the_exit_code_is_the_worst_of_the_jobs(files, capsys, jobs, code):
+    paths = files(*jobs)
+    assert cli.main(["estimate", *paths, "--json"]) == code
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(lines) == len(jobs)
+    for path, job, line in zip(paths, jobs, lines, strict=True):
+        bad = job is BAD or isinstance(job, str)
+        assert ("error" in line) == bad
+        assert not bad or line["job"] == path
+
+
+def test_what_could_not_run_is_worse_than_what_does_not_fit(files, capsys, monkeypatch):
+    plain = cli._estimate
+
+    def estimate(setup):
+        if setup.gpu is None:
+            raise CouldNotRun("no tape")
+        return plain(setup)
+
+    monkeypatch.setattr(cli, "_estimate", estimate)
+    assert cli.main(["estimate", *files(TOO_LARGE, NO_CARD), "--json"]) == 5
+    assert cli.main(["estimate", *files(TOO_LARGE, NO_CARD, BAD), "--json"]) == 2
+    assert "no tape" in capsys.readouterr().err
+
+
+def test_bad_input_is_one_sentence_on_standard_error(files, capsys):
+    (path,) = files(BAD)
+    assert cli.main(["estimate", path, "--json"]) == 2
+    captured = capsys.readouterr()
+    (sentence,) = captured.err.splitlines()
+    assert "micro_bach" in sentence
+    assert "micro_batch" in sentence
+    assert "Traceback" not in sentence
+
+
+def test_a_job_from_standard_input(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(FITS)))
+    assert cli.main(["estimate", "-", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["source"] == "estimated"
+    assert sum(answer["at_peak"].values()) == answer["peak"]["allocated_bytes"]
+
+
+def test_without_json_a_table_for_people(files, capsys):
+    assert cli.main(["estimate", *files(FITS)]) == 0
+    out = capsys.readouterr().out
+    for word in ("peak allocated", "activations", "fits", "largest micro-batch"):
+        assert word in out
+
+
+def test_the_largest_micro_batch_fits_and_the_verdict_follows_the_batch(files, capsys):
+    cli.main(["estimate", *files(FITS), "--json"])
+    largest = json.loads(capsys.readouterr().out)["largest_micro_batch"]
+    assert largest > FITS["micro_batch"]
+    assert cli.main(["estimate", *files({**FITS, "micro_batch": largest}), "--json"]) == 0
+    assert cli.main(["estimate", *files({**FITS, "micro_batch": 2 * largest}), "--json"]) == 3
+
+
+def test_a_command_that_is_not_there(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["frobnicate"])
+    assert stopped.value.code == 2
