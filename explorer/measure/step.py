@@ -107,7 +107,7 @@ class Run:
             outside = card.context_bytes + card.nccl_bytes
             if card.total_bytes < total * 0.98:
                 self.capacity = card.total_bytes - outside
-                self.notes.append(f"limited to what PyTorch may reserve on a {card.name}: it stands in for that card")
+                self.notes.append(f"limited to what PyTorch may reserve on {card.name}: this card stands in for it")
         if self.capacity is not None and self.capacity > total:
             raise CouldNotRun(f"capacity_gib is larger than this card's {total / (1 << 30):.1f} GiB; leave it out or name a smaller one")
         self.meter.prepare(self.capacity, self.setup.allocator)
