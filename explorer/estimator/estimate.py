@@ -244,7 +244,7 @@ def _host(rules: Rules, setup: Setup) -> Host:
     host = rules.host
     resident = host.pinned_bytes + host.pageable_bytes + PROCESS_BYTES
     processes = min(setup.world_size, setup.gpus_per_node)
-    peak = resident + host.transient_bytes
+    peak = host.peak_bytes + PROCESS_BYTES
     return Host(pinned_bytes=host.pinned_bytes, pageable_bytes=host.pageable_bytes, resident_bytes=resident, peak_bytes=peak, per_node_bytes=peak * processes)
 
 

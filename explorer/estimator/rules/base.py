@@ -37,6 +37,8 @@ class Host:
     pageable_bytes: int = 0
     transient_bytes: int = 0
     """The most that lives on top of both while DeepSpeed starts."""
+    late_bytes: int = 0
+    """Of the ordinary ones, those that the first step makes, when start-up's are gone."""
     owners: list[str] = field(default_factory=list)
 
     def pin(self, n_bytes: int, owner: str, rounded: bool = True) -> None:
@@ -48,6 +50,17 @@ class Host:
         """An ordinary block that stays."""
         self.pageable_bytes += n_bytes
         self.owners.append(owner)
+
+    def hold_late(self, n_bytes: int, owner: str) -> None:
+        """An ordinary block that the first step makes, and that stays."""
+        self.hold(n_bytes, owner)
+        self.late_bytes += n_bytes
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most at any moment: start-up with what it holds for a moment, or everything later."""
+        everything = self.pinned_bytes + self.pageable_bytes
+        return max(everything, everything - self.late_bytes + self.transient_bytes)
 
     def put(self, n_bytes: int, owner: str, pinned: bool) -> None:
         """Pinned or ordinary, as the config says."""

@@ -70,7 +70,7 @@ class Stage12(Rules):
         self.host.put(s * own, "16-bit parameters for the copy back", pinned)
         largest = max((self.job.parameters[i].numel for i in self.trainable), default=0)
         self.host.put(s * largest, "temp_grad_buffer_for_cpu_offload", pinned)
-        self.host.hold(4 * own * self.settings.optimizer.moments, "optimizer states")
+        self.host.hold_late(4 * own * self.settings.optimizer.moments, "optimizer states")
         if self.settings.gradient_accumulation_steps > 1:
             for i in sorted(self.owned):
                 self.host.put(s * self.job.parameters[i].numel, "accumulated_grads_in_cpu", pinned)

@@ -119,7 +119,8 @@ class Stage3(Rules):
         swapped = [n for n in sizes if nvme and 4 * n >= 1 << 20]
         for n in sizes:
             if n not in swapped:
-                host.hold(4 * n * (1 + settings.optimizer.moments), "fp32 master and optimizer states")
+                host.hold(4 * n, "fp32 master")
+                host.hold_late(4 * n * settings.optimizer.moments, "optimizer states")
                 host.put(4 * n, "fp32 gradients", pinned)
         if swapped:
             host.pin(settings.offload_optimizer.buffer_count * 4 * max(swapped), "SwapBufferManager", rounded=False)
