@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -45,18 +46,36 @@ def _parser() -> argparse.ArgumentParser:
 def _job(path: str, run: Callable[[Setup], Profile], as_json: bool) -> int:
     """One job file: its line on standard output, its exit code back."""
     try:
-        setup = Setup.from_job(parse_json(sys.stdin.read(), "job")) if path == "-" else Setup.from_file(path)
-        profile = run(setup)
+        profile = run(_setup(path))
     except (BadInput, CouldNotRun) as error:
-        print(f"{path}: {error}", file=sys.stderr)
-        if as_json:
-            _line({"error": str(error), "job": path})
-        return error.exit_code
+        return _refused(path, str(error), error.exit_code, as_json)
+    except Exception as error:  # a fault of ours: the jobs after this one still get their answer
+        traceback.print_exc()
+        return _refused(path, f"this is a fault of the explorer, not of the job: {type(error).__name__}: {error}", COULD_NOT_RUN, as_json)
     if as_json:
         _line(profile.to_json())
     else:
         print(table(path, profile))
     return _BY_ANSWER[profile.verdict.answer]
+
+
+def _setup(path: str) -> Setup:
+    """The Setup of a job file; of standard input for "-"."""
+    if path != "-":
+        return Setup.from_file(path)
+    try:
+        return Setup.from_job(parse_json(sys.stdin.read(), "job"))
+    except UnicodeDecodeError:
+        raise BadInput("job", "standard input is not text in UTF-8") from None
+
+
+def _refused(path: str, sentence: str, code: int, as_json: bool) -> int:
+    """One sentence on one line, and the job's place in the answers kept."""
+    sentence = " ".join(sentence.split())
+    print(f"{path}: {sentence}", file=sys.stderr)
+    if as_json:
+        _line({"error": sentence, "job": path})
+    return code
 
 
 def _line(value: dict[str, Any]) -> None:

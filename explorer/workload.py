@@ -7,6 +7,7 @@ from fnmatch import fnmatch
 from typing import Any
 
 from explorer.catalog import Model, lengths
+from explorer.catalog.hub import offline
 from explorer.errors import BadInput, CouldNotRun
 from explorer.setup import Setup
 
@@ -15,17 +16,17 @@ def build_config(model: Model, setup: Setup) -> Any:
     """The transformers config of a setup's model. Raises BadInput where transformers refuses it."""
     from transformers import AutoConfig
 
-    facts = {k: v for k, v in model.config.items()}
+    facts = dict(model.config)
     image = setup.image_size
     if image is not None:
-        if model.task == "contrastive":
+        if model.task == "contrastive" or "vision_config" in facts:
             facts["vision_config"] = {**(facts.get("vision_config") or {}), "image_size": image}
         else:
             facts["image_size"] = image
     try:
         config = AutoConfig.for_model(**facts)
     except Exception as error:  # transformers raises many kinds; each is about the config
-        raise BadInput("model", f"transformers refuses the config: {_first_line(error)}") from None
+        raise BadInput("model", f"transformers refuses the config: {_one_line(error)}") from None
     config.use_cache = setup.use_cache
     if model.task == "seq2seq":
         for name in ("pad_token_id", "decoder_start_token_id"):
@@ -66,13 +67,13 @@ def _construct(model_class: Any, config: Any, attention: str, device: str, dtype
             return model_class._from_config(config, attn_implementation=attention)
     except (ValueError, ImportError) as error:
         if attention != "sdpa" or "scaled_dot_product" not in str(error):
-            raise BadInput("model", f"cannot be built: {_first_line(error)}") from None
+            raise BadInput("model", f"cannot be built: {_one_line(error)}") from None
         with torch.device(device), _no_init():
             return model_class._from_config(config, attn_implementation="eager")
     except (RuntimeError, TypeError, AssertionError, KeyError, IndexError, ZeroDivisionError, AttributeError) as error:
         if "out of memory" in str(error):
             raise
-        raise BadInput("model", f"cannot be built: {_first_line(error)}") from None
+        raise BadInput("model", f"cannot be built: {_one_line(error)}") from None
     finally:
         torch.set_default_dtype(previous)
 
@@ -147,19 +148,22 @@ def make_batch(model: Model, setup: Setup, *, device: str, dtype: Any, generator
     return batch
 
 
+_USUAL_VOCABULARY = 32000
+"""Ids are drawn below it: no memory depends on which."""
+
+
 class _BatchMaker:
     def __init__(self, model: Model, size: int, device: str, dtype: Any, generator: Any) -> None:
         self.model, self.size, self.device, self.dtype, self.generator = model, size, device, dtype, generator
 
-    def ids(self, length: int, section: str | None = None) -> Any:
+    def ids(self, length: int) -> Any:
         """int64 (batch, length)."""
         import torch
 
-        config = self.model.config.get(section) or {} if section else self.model.config
-        vocabulary = config.get("vocab_size", 32000 if self.model.model_type in ("siglip", "llama") else 30522)
+        vocabulary = self.model.vocab_size or _USUAL_VOCABULARY
         if self.device == "meta":
             return torch.empty(self.size, length, dtype=torch.int64, device="meta")
-        return torch.randint(3, max(4, min(vocabulary, 32000)), (self.size, length), device=self.device, generator=self.generator)
+        return torch.randint(3, max(4, min(vocabulary, _USUAL_VOCABULARY)), (self.size, length), device=self.device, generator=self.generator)
 
     def reals(self, *shape: int) -> Any:
         import torch
@@ -177,7 +181,7 @@ class _BatchMaker:
 
 
 def _contrastive(make: _BatchMaker, at: Any) -> dict[str, Any]:
-    ids = make.ids(at.sequence, "text_config")
+    ids = make.ids(at.sequence)
     return {"input_ids": ids, "pixel_values": make.reals(3, at.image_size, at.image_size), "return_loss": True}
 
 
@@ -207,14 +211,40 @@ _BATCHES: dict[str, Callable[[_BatchMaker, Any], dict[str, Any]]] = {
 
 
 def hub_config(argument: Mapping[str, Any], emit: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-    """Worker entry: the config of a hub id, as a dictionary; remote code is never trusted."""
+    """Worker entry: the config of a hub id, as a dictionary, from this machine's cache where it is there. Remote code is never trusted."""
+    from huggingface_hub import constants
     from transformers import AutoConfig
 
+    constants.HF_HUB_ETAG_TIMEOUT = constants.HF_HUB_DOWNLOAD_TIMEOUT = 5
+    name = argument["name"]
     try:
-        return {"config": AutoConfig.from_pretrained(argument["name"], trust_remote_code=False).to_dict()}
-    except Exception as error:
-        raise CouldNotRun(f"the hub gave no config for {argument['name']!r}: {_first_line(error)}") from None
+        try:
+            config = AutoConfig.from_pretrained(name, trust_remote_code=False, local_files_only=True)
+        except OSError:
+            if offline():
+                raise
+            config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+    except Exception as error:  # the hub's and transformers' own kinds; each says what is wrong with the id or its config
+        raise _no_hub_config(name, error) from None
+    return {"config": config.to_dict()}
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+def _no_hub_config(name: str, error: BaseException) -> BadInput | CouldNotRun:
+    """What to say of a failure, by the first cause that is known."""
+    chain = [error]
+    while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None:
+        chain.append(cause)
+    kinds = {type(link).__name__ for link in chain}
+    if "GatedRepoError" in kinds:
+        return BadInput("model", f"{name!r} is a gated model: accept its terms on the hub and log in with `hf auth login`")
+    if "RepositoryNotFoundError" in kinds:
+        return BadInput("model", f"{name!r} is not on the Hugging Face hub, or is private")
+    if any("Unrecognized model" in str(link) for link in chain):
+        return BadInput("model", f"{name!r} has no config.json with a model_type on the Hugging Face hub")
+    if any("trust_remote_code" in str(link) for link in chain):
+        return BadInput("model", f"{name!r} needs code of its own to be run, which is never done here")
+    return CouldNotRun(_one_line(error))
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__

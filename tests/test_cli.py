@@ -87,6 +87,68 @@ def test_a_job_from_standard_input(capsys, monkeypatch):
     assert sum(answer["at_peak"].values()) == answer["peak"]["allocated_bytes"]
 
 
+def test_standard_input_that_is_no_text(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe{}"), encoding="utf-8"))
+    assert cli.main(["estimate", "-", "--json"]) == 2
+    assert json.loads(capsys.readouterr().out) == {"error": "job: standard input is not text in UTF-8", "job": "-"}
+
+
+def test_a_fault_of_ours_leaves_the_other_jobs_their_answers(files, capsys, monkeypatch):
+    plain = cli._estimate
+
+    def estimate(setup):
+        if setup.gpu is None:
+            raise ZeroDivisionError("two\nlines")
+        return plain(setup)
+
+    monkeypatch.setattr(cli, "_estimate", estimate)
+    paths = files(NO_CARD, FITS)
+    assert cli.main(["estimate", *paths, "--json"]) == 5
+    captured = capsys.readouterr()
+    fault, answer = (json.loads(line) for line in captured.out.splitlines())
+    assert fault["job"] == paths[0] and "fault of the explorer" in fault["error"] and "\n" not in fault["error"]
+    assert answer["verdict"]["answer"] == "fits"
+    assert "Traceback" in captured.err
+
+
+def test_a_file_that_is_not_there_is_bad_input(capsys, tmp_path):
+    path = str(tmp_path / "none.json")
+    assert cli.main(["estimate", path, "--json"]) == 2
+    assert json.loads(capsys.readouterr().out)["job"] == path
+
+
+def test_without_json_bad_input_prints_no_answer(files, capsys):
+    assert cli.main(["estimate", *files(BAD)]) == 2
+    assert capsys.readouterr().out == ""
+
+
+def test_the_dashboard_gets_the_arguments_that_follow(monkeypatch):
+    from explorer.ui import serve
+
+    got = []
+    monkeypatch.setattr(serve, "serve", got.append)
+    assert cli.main(["dashboard", "--port=9999", "--no-browser"]) == 0
+    assert got == [["--port=9999", "--no-browser"]]
+
+
+def test_a_probe_is_answered_in_the_same_form(files, capsys, monkeypatch):
+    """Tight is worse than fitting, and the worst code wins, whatever the order."""
+    import dataclasses
+
+    plain = cli._estimate
+
+    def probe(setup):
+        profile = plain(setup)
+        answer = "tight" if setup.micro_batch == 4 else profile.verdict.answer
+        return dataclasses.replace(profile, verdict=dataclasses.replace(profile.verdict, answer=answer))
+
+    monkeypatch.setattr(cli, "_probe", probe)
+    small = {**FITS, "micro_batch": 1}
+    for jobs, code in (([small], 0), ([FITS, small], 4), ([small, FITS, TOO_LARGE], 3)):
+        assert cli.main(["probe", *files(*jobs), "--json"]) == code
+        assert len(capsys.readouterr().out.splitlines()) == len(jobs)
+
+
 def test_without_json_a_table_for_people(files, capsys):
     assert cli.main(["estimate", *files(FITS)]) == 0
     out = capsys.readouterr().out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -62,15 +63,23 @@ def _card(name: str, facts: dict) -> Card:
 
 
 def find_card(name: str) -> Card:
-    """A card by name, in any writing; BadInput("gpu", ...) with the nearest names otherwise."""
-    plain = _plain(name)
+    """A card by name, in any writing, a driver's too ("NVIDIA A100-SXM4-80GB"); BadInput("gpu", ...) with the nearest names otherwise."""
+    plain, words = _plain(name), _words(name)
     for card in cards():
-        if plain in (_plain(card.name), "nvidia" + _plain(card.name)):
+        if plain == _plain(card.name) or _words(card.name) <= words and not words & _OTHERS:
             return card
     names = [card.name for card in cards()]
-    near = difflib.get_close_matches(name.upper(), names, 3, 0.3) or names
-    raise BadInput("gpu", f"{name!r} is not a known card; choose one of {', '.join(near)}, or give capacity_gib instead")
+    near = difflib.get_close_matches(name.upper()[:60], names, 3, 0.3) or names
+    raise BadInput("gpu", f"{name[:60]!r} is not a known card; choose one of {', '.join(near)}, or give capacity_gib instead")
+
+
+_OTHERS = {"laptop", "mobile", "mig"}
+"""Words that make a card's name mean less memory."""
 
 
 def _plain(name: str) -> str:
     return "".join(c for c in name.lower() if c.isalnum())
+
+
+def _words(name: str) -> set[str]:
+    return set(re.findall(r"[a-z0-9]+", re.sub(r"(\d)\s+gb\b", r"\1gb", name.lower())))

@@ -5,22 +5,36 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from explorer.errors import BadInput, CouldNotRun
+from explorer.catalog.checks import check
+from explorer.catalog.hub import hub_config
+from explorer.catalog.kinds import Kind, Task, kinds, task_of
+from explorer.errors import BadInput
 from explorer.setup import read_json
 
-Task = Literal["contrastive", "image", "causal", "masked", "seq2seq", "speech"]
-HERE = Path(__file__).parent
-_MOST = 1 << 31
-"""No size in a config is larger."""
+Source = Literal["catalog", "config", "hub"]
 _DROPPED = {"_name_or_path", "transformers_version", "torch_dtype", "dtype", "architectures", "auto_class", "auto_map", "use_cache", "_attn_implementation", "attn_implementation"}
 """Keys that say nothing of the model's shape."""
+_LARGEST_CONFIG = 1_000_000
+_AUTO: dict[str, Task] = {
+    "AutoModelForCausalLM": "causal", "AutoModelForMaskedLM": "masked", "AutoModelForSeq2SeqLM": "seq2seq", "AutoModelForImageClassification": "image",
+    "AutoModelForSpeechSeq2Seq": "speech", "AutoModelForZeroShotImageClassification": "contrastive",
+}
+_AXES: dict[Task, tuple[str, ...]] = {
+    "contrastive": ("sequence", "image_size"),
+    "image": ("image_size",),
+    "causal": ("sequence",),
+    "masked": ("sequence",),
+    "seq2seq": ("sequence", "target_sequence"),
+    "speech": ("target_sequence",),
+}
+_USUAL_SEQUENCE: dict[Task, int] = {"causal": 1024, "masked": 512, "seq2seq": 512}
+_USUAL_TARGET = 128
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,209 +59,191 @@ class Model:
     """Longest sequence the position table, or a rotary model's trained range, holds."""
     target_sequence_limit: int | None
     patch_size: int | None
+    vocab_size: int | None
+    """Of the text; None where the model reads none."""
     parameters: int | None
     """None until a tape has counted them."""
     key: str
     """Digest of class and config: what tapes are filed under."""
-    source: Literal["catalog", "config", "hub"]
+    source: Source
 
 
 @lru_cache(maxsize=1)
 def models() -> tuple[Model, ...]:
     """The catalog, in its own order."""
-    data = json.loads((HERE / "models.json").read_text(encoding="utf-8"))
+    data = json.loads((Path(__file__).parent / "models.json").read_text(encoding="utf-8"))
     return tuple(replace(_model(name, entry["config"], entry["model_class"], "catalog"), family=entry["family"], parameters=entry["parameters"]) for name, entry in data.items())
 
 
-@lru_cache(maxsize=1)
-def model_types() -> Mapping[str, str | None]:
-    """Every model type transformers 5.17.0 knows, with the class that has a loss; None where only other tasks exist."""
-    return json.loads((HERE / "model_types.json").read_text(encoding="utf-8"))
-
-
 def find_model(model: str | Mapping[str, Any]) -> Model:
-    """The model a Setup names. Raises BadInput("model", ...) where there is none, CouldNotRun where a hub is needed and away."""
+    """The model a Setup names: a catalog name, a folder or file with a config.json, a hub id, or a config. Raises BadInput("model", ...)."""
     if isinstance(model, Mapping):
         return _from_config(json.dumps(model, sort_keys=True, default=dict))
     for known in models():
-        if model.lower() in (known.name.lower(), known.name.rpartition("/")[2].lower()):
+        if model.lower() in (known.name.lower(), _short_name(known).lower()):
             return known
     path = Path(model).expanduser()
     try:
         if path.is_dir() or path.suffix == ".json" and path.exists():
             return _from_file(path / "config.json" if path.is_dir() else path)
-    except OSError:
+    except OSError:  # a name too long to be a path
         pass
-    return _from_hub(model)
+    if len(model) < 1000 and (model.endswith(".json") or model.startswith(("/", "./", "../", "~"))):
+        raise BadInput("model", f"there is no file or folder {model}; give a catalog name, a folder with a config.json, or a hub id")
+    return _from_config(hub_config(model, _way_out(model)), name=model, source="hub")
+
+
+def _short_name(model: Model) -> str:
+    return model.name.rpartition("/")[2]
+
+
+def _way_out(name: str) -> str:
+    names = [n for model in models() for n in (model.name, _short_name(model))]
+    near = list(dict.fromkeys(n.rpartition("/")[2] for n in difflib.get_close_matches(name, names, 4, 0.4)))
+    return "paste its config.json, or choose " + (", ".join(near[:3]) if near else "a model of the catalog")
 
 
 def _from_file(path: Path) -> Model:
     if not path.exists():
         raise BadInput("model", f"{path.parent} has no config.json; give a Hugging Face model's folder")
-    if path.stat().st_size > 2_000_000:
+    if path.stat().st_size > 2 * _LARGEST_CONFIG:
         raise BadInput("model", f"{path} is too large to be a config.json")
-    return _from_config(json.dumps(read_json(path, "model"), sort_keys=True), name=path.parent.name)
+    return _from_config(json.dumps(read_json(path, "model"), sort_keys=True), name=path.resolve().parent.name)
 
 
 @lru_cache(maxsize=128)
-def _from_config(text: str, name: str = "", source: Literal["config", "hub"] = "config") -> Model:
-    if len(text) > 1_000_000:
+def _from_config(text: str, name: str = "", source: Source = "config") -> Model:
+    if len(text) > _LARGEST_CONFIG:
         raise BadInput("model", "the config is larger than any config.json; paste only the model's config")
     config = json.loads(text)
     if not isinstance(config, dict):
         raise BadInput("model", "a config.json holds an object, such as {\"model_type\": \"gpt2\", ...}")
+    kind = _kind(config)
+    check(config, kind)
+    return _model(name or str(config.get("_name_or_path") or config["model_type"]), config, _class(config, kind), source)
+
+
+def _kind(config: Mapping[str, Any]) -> Kind:
+    """What is known of the config's model type. Raises BadInput where that is nothing."""
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
         raise BadInput("model", "the config has no \"model_type\"; paste the whole config.json")
-    if model_type not in model_types():
-        near = difflib.get_close_matches(model_type, model_types(), 3, 0.6)
-        raise BadInput("model", f"model_type {model_type!r} is not one that transformers 5.17.0 knows" + (f"; did you mean {' or '.join(near)}?" if near else ""))
-    _check_sizes(config, "")
-    return _model(name or str(config.get("_name_or_path") or model_type), config, _class(config, model_type), source)
+    if model_type not in kinds():
+        near = difflib.get_close_matches(model_type, kinds(), 3, 0.6)
+        raise BadInput("model", f"model_type {model_type[:60]!r} is not one that transformers 5.17.0 knows" + (f"; did you mean {' or '.join(near)}?" if near else ""))
+    kind = kinds()[model_type]
+    if kind is None:
+        raise BadInput("model", f"model_type {model_type!r} has no class with a loss that a batch can be made for here; text, image, CLIP and Whisper models are covered{_part_alone(config)}")
+    return kind
 
 
-def _class(config: Mapping[str, Any], model_type: str) -> str:
-    """The class named by the config where it has a loss we can make a batch for, else the model type's usual one."""
-    named = config.get("architectures") or [config.get("auto_class")]
+def _part_alone(config: Mapping[str, Any]) -> str:
+    """A language model inside a larger one can be trained by itself."""
+    text = config.get("text_config")
+    part = text.get("model_type") if isinstance(text, Mapping) else None
+    return f"; its text_config ({part}) can be pasted alone" if isinstance(part, str) and kinds().get(part) else ""
+
+
+def _class(config: Mapping[str, Any], kind: Kind) -> str:
+    """The class the config names where it has a loss; for a headless one, and for none, what `auto_class` or else the model type says."""
+    named = config.get("architectures")
     first = named[0] if isinstance(named, list) and named else named
-    if isinstance(first, str) and first.isidentifier() and not first.startswith("Auto") and _task(first, model_type) is not None:
-        return first
-    usual = model_types()[model_type]
-    if usual is None or _task(usual, model_type) is None:
-        raise BadInput("model", f"model_type {model_type!r} has no class with a loss that a batch can be made for here; text, image, CLIP and Whisper models are covered")
-    return usual
+    if isinstance(first, str) and first.isidentifier():
+        if task_of(first, config["model_type"], kind.encoder_decoder) is not None:
+            return first
+        if "For" in first and not first.endswith(("ForPreTraining", "ForConditionalGeneration")):
+            raise BadInput("model", f"the config's architectures names {first[:60]}, whose batch is not made here; take {' or '.join(kind.classes.values())}")
+    return _by_auto_class(config.get("auto_class"), kind) or next(iter(kind.classes.values()))
 
 
-def _task(model_class: str, model_type: str) -> Task | None:
-    if model_type in ("clip", "siglip") and model_class in ("CLIPModel", "SiglipModel"):
-        return "contrastive"
-    if model_type == "whisper":
-        return "speech" if model_class.endswith("ForConditionalGeneration") else None
-    suffixes: tuple[tuple[str, Task], ...] = (("ForCausalLM", "causal"), ("LMHeadModel", "causal"), ("ForMaskedLM", "masked"), ("ForImageClassification", "image"), ("ForConditionalGeneration", "seq2seq"))
-    return next((task for suffix, task in suffixes if model_class.endswith(suffix)), None)
+def _by_auto_class(auto_class: Any, kind: Kind) -> str | None:
+    if auto_class is None or auto_class == "AutoModel":
+        return None
+    task = _AUTO.get(auto_class) if isinstance(auto_class, str) else None
+    if task not in kind.classes:
+        offered = [name for name, other in _AUTO.items() if other in kind.classes]
+        raise BadInput("model", f"the config's auto_class is {str(auto_class)[:60]!r}; this model type can be trained as {' or '.join(offered)}")
+    return kind.classes[task]
 
 
-def _check_sizes(config: Mapping[str, Any], where: str) -> None:
-    """Sizes must be sizes: transformers would build nonsense, or fail far from the key that is wrong."""
-    for key, value in config.items():
-        path = f"{where}{key}"
-        if key in ("text_config", "vision_config") and not isinstance(value, Mapping | None):
-            raise BadInput("model", f"the config's {path} is {_short(value)}; it must be an object")
-        if _is_size(key):
-            if value is None or isinstance(value, list):  # some classes have a size per layer; transformers judges those
-                continue
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise BadInput("model", f"the config's {path} is {_short(value)}; it must be a whole number")
-            if not 0 < value < _MOST:
-                raise BadInput("model", f"the config's {path} is {value}; it must be above 0 and below 2^31")
-        elif isinstance(value, Mapping):
-            _check_sizes(value, path + ".")
-    hidden = next((config[k] for k in ("hidden_size", "n_embd", "d_model") if isinstance(config.get(k), int)), None)
-    heads = next((config[k] for k in ("num_attention_heads", "n_head", "num_heads", "encoder_attention_heads") if isinstance(config.get(k), int)), None)
-    if hidden and heads and hidden % heads and not config.get("head_dim") and not config.get("d_kv"):
-        raise BadInput("model", f"the config's {where}hidden size {hidden} is not divisible by its {heads} attention heads")
-    shared = config.get("num_key_value_heads")
-    if heads and isinstance(shared, int) and heads % shared:
-        raise BadInput("model", f"the config's {where}num_attention_heads {heads} is not a multiple of its num_key_value_heads {shared}")
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-_SIZES = ("hidden_size", "n_embd", "d_model", "d_ff", "d_kv", "n_layer", "n_head", "n_positions", "vocab_size", "intermediate_size", "head_dim", "patch_size", "image_size", "ffn_dim", "num_experts", "num_local_experts", "num_mel_bins", "max_source_positions", "max_target_positions")
-
-
-def _is_size(key: str) -> bool:
-    return key in _SIZES or key.startswith("num_") and key.endswith(("layers", "heads")) or key.endswith(("_layers", "_heads", "_ffn_dim", "position_embeddings")) and not key.startswith(("use_", "share_", "tie_"))
-
-
-def _model(name: str, config: Mapping[str, Any], model_class: str, source: Literal["catalog", "config", "hub"]) -> Model:
+def _model(name: str, config: Mapping[str, Any], model_class: str, source: Source) -> Model:
     kept = {k: v for k, v in config.items() if k not in _DROPPED}
     model_type = config["model_type"]
-    task = _task(model_class, model_type)
-    text, vision = (config.get(k) or {} for k in ("text_config", "vision_config"))
-    limit, target_limit = _limits(config, text, task, model_type)
-    image, patch = _images(config, vision, task)
+    kind = kinds()[model_type]
+    task = task_of(model_class, model_type, kind.encoder_decoder)
+    limit, target_limit = _limits(config, task, kind)
+    image, patch = _images(config, task, kind)
     return Model(
         name=name, family=model_type, config=kept, model_type=model_type, model_class=model_class, task=task,
-        hidden_size=_hidden_size(config),
+        hidden_size=_hidden_size(config, kind),
         axes=_AXES[task],
         default_sequence=_default_sequence(task, limit),
-        default_target_sequence=min(128, target_limit or 128) if task in ("seq2seq", "speech") else None,
+        default_target_sequence=min(_USUAL_TARGET, target_limit or _USUAL_TARGET) if "target_sequence" in _AXES[task] else None,
         default_image_size=image,
-        sequence_limit=limit, target_sequence_limit=target_limit, patch_size=patch, parameters=None,
+        sequence_limit=limit, target_sequence_limit=target_limit, patch_size=patch,
+        vocab_size=_vocabulary(config, task, kind),
+        parameters=None,
         key=hashlib.sha256(json.dumps([model_class, kept], sort_keys=True).encode()).hexdigest()[:16],
         source=source,
     )
 
 
-_AXES: dict[Task, tuple[str, ...]] = {
-    "contrastive": ("sequence", "image_size"),
-    "image": ("image_size",),
-    "causal": ("sequence",),
-    "masked": ("sequence",),
-    "seq2seq": ("sequence", "target_sequence"),
-    "speech": ("target_sequence",),
-}
-
-
-def _limits(config: Mapping[str, Any], text: Mapping[str, Any], task: Task, model_type: str) -> tuple[int | None, int | None]:
+def _limits(config: Mapping[str, Any], task: Task, kind: Kind) -> tuple[int | None, int | None]:
     """(longest sequence, longest target) that the positions allow; transformers' defaults where the config is silent."""
     if task == "contrastive":
-        return text.get("max_position_embeddings", 64 if model_type == "siglip" else 77), None
+        return _given(_section(config, "text_config"), "max_position_embeddings", 64 if config["model_type"] == "siglip" else 77), None
     if task == "speech":
-        return None, config.get("max_target_positions", 448)
+        return None, _given(config, "max_target_positions", 448)
     if task == "image":
         return None, None
-    limit = config.get("max_position_embeddings", config.get("n_positions"))
-    if limit is None and model_type in ("gpt2", "bert"):
-        limit = 1024 if model_type == "gpt2" else 512
-    if model_type in ("t5", "mt5", "umt5"):
-        return None, None
+    if config["model_type"] == "led":
+        return _given(config, "max_encoder_position_embeddings", 16384), _given(config, "max_decoder_position_embeddings", 1024)
+    limit = _given(config, "max_position_embeddings", _given(config, kind.positions_key, kind.positions))
+    if limit is not None and kind.positions_taken:
+        padding = config.get("pad_token_id")
+        limit = max(1, limit - (padding if isinstance(padding, int) else 1) - 1)
     return limit, limit if task == "seq2seq" else None
 
 
-def _images(config: Mapping[str, Any], vision: Mapping[str, Any], task: Task) -> tuple[int | None, int | None]:
+def _images(config: Mapping[str, Any], task: Task, kind: Kind) -> tuple[int | None, int | None]:
     if "image_size" not in _AXES[task]:
         return None, None
-    source = vision if task == "contrastive" else config
-    image, patch = source.get("image_size", 224), source.get("patch_size", 32 if config["model_type"] == "clip" else 16)
-    if not isinstance(image, int) or not isinstance(patch, int):
+    source = config.get("vision_config") or config
+    image, patch = _given(source, "image_size", kind.image_size or 224), _given(source, "patch_size", kind.patch_size)
+    if not isinstance(image, int) or not isinstance(patch, int | None):
         raise BadInput("model", "the config's image_size and patch_size must be whole numbers (square images and patches)")
-    return image, patch
+    return image, patch or next(unit for unit in (32, 16, 8, 4, 2, 1) if image % unit == 0)  # a convolutional network has strides in place of patches
 
 
 def _default_sequence(task: Task, limit: int | None) -> int | None:
-    usual = {"causal": 1024, "masked": 512, "seq2seq": 512}.get(task)
+    usual = _USUAL_SEQUENCE.get(task)
     if task == "contrastive":
         return limit
     return min(usual, limit or usual) if usual else None
 
 
-def _hidden_size(config: Mapping[str, Any]) -> int | None:
-    """hidden_size, else the largest of hidden_sizes, else the text config's (as the Trainer's "auto" looks them up)."""
-    for part in (config, config.get("text_config") or {}):
-        for name in ("hidden_size", "n_embd", "d_model"):
+def _vocabulary(config: Mapping[str, Any], task: Task, kind: Kind) -> int | None:
+    if task == "image":
+        return None
+    return _given(_section(config, "text_config") if task == "contrastive" else config, "vocab_size", kind.vocab_size)
+
+
+def _hidden_size(config: Mapping[str, Any], kind: Kind) -> int | None:
+    """hidden_size, else the largest of hidden_sizes, else the text config's (as the Trainer's "auto" looks them up), else the class's default."""
+    for part in (config, _section(config, "text_config")):
+        for name in ("hidden_size", kind.hidden_key):
             if isinstance(part.get(name), int):
                 return part[name]
-        if part.get("hidden_sizes"):
-            return max(part["hidden_sizes"])
-    return None
+        several = part.get("hidden_sizes")
+        if isinstance(several, list) and several and all(isinstance(size, int) for size in several):
+            return max(several)
+    return kind.hidden_size
 
 
-def _from_hub(name: str) -> Model:
-    if len(name) > 200 or any(c in name for c in "{}[]\n<>\"'") or name.count("/") > 1:
-        raise BadInput("model", "is neither a catalog name, a folder with a config.json, nor a hub id")
-    from explorer.measure.client import run_in_worker
+def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    return config.get(name) or {}
 
-    near = difflib.get_close_matches(name, [m.name for m in models()] + [m.name.rpartition("/")[2] for m in models()], 3, 0.4)
-    way_out = "paste its config.json" + (f", or choose {', '.join(near)}" if near else ", or choose a model of the catalog")
-    if os.environ.get("HF_HUB_OFFLINE"):
-        raise BadInput("model", f"{name!r} is not in the catalog, and the Hugging Face hub is switched off (HF_HUB_OFFLINE); {way_out}")
-    try:
-        result = run_in_worker("explorer.workload:hub_config", {"name": name}, timeout_s=15)
-    except CouldNotRun:
-        raise BadInput("model", f"{name!r} is not in the catalog and the Hugging Face hub cannot be reached; {way_out}") from None
-    return _from_config(json.dumps(result["config"], sort_keys=True), name=name, source="hub")
+
+def _given(config: Mapping[str, Any], name: str, default: Any) -> Any:
+    value = config.get(name)
+    return default if value is None else value

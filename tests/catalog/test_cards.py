@@ -27,6 +27,23 @@ def test_any_writing(written):
     assert find_card(written).name == "A100-80GB"
 
 
+@pytest.mark.parametrize(
+    ("written", "card"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "A100-80GB"), ("NVIDIA A100-PCIE-40GB", "A100-40GB"), ("NVIDIA A100 80GB PCIe", "A100-80GB"), ("NVIDIA H100 80GB HBM3", "H100-80GB"), ("Tesla T4", "T4"),
+        ("Tesla V100-SXM2-32GB", "V100-32GB"), ("NVIDIA GeForce RTX 4090", "RTX 4090"), ("NVIDIA L4", "L4"), ("NVIDIA L40S", "L40S"), ("AMD Instinct MI300X OAM", "MI300X"),
+    ],
+)
+def test_a_card_by_what_its_driver_calls_it(written, card):
+    assert find_card(written).name == card
+
+
+@pytest.mark.parametrize("written", ["NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA A10G", "NVIDIA GB200"])
+def test_a_smaller_card_of_a_like_name_is_another(written):
+    with pytest.raises(BadInput, match="is not a known card"):
+        find_card(written)
+
+
 @pytest.mark.parametrize(("name", "generation", "workspace"), [
     ("T4", "older", 8 * MiB + 128 * KiB), ("V100-16GB", "older", 8 * MiB + 128 * KiB), ("A100-40GB", "ampere", 8 * MiB + 128 * KiB),
     ("L4", "ampere", 8 * MiB + 128 * KiB), ("H100-80GB", "hopper", 32 * MiB), ("H200", "hopper", 32 * MiB), ("B200", "hopper", 32 * MiB), ("MI300X", "ampere", 8 * MiB + 128 * KiB),

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from explorer.catalog import find_model, lengths, models
-from explorer.catalog.models import model_types
+from explorer.catalog.kinds import kinds
 from explorer.errors import BadInput
 from explorer.setup import Setup
 from tests.catalog.tiny import TINY
@@ -104,6 +104,12 @@ def test_bert_is_trained_as_the_config_says():
     assert find_model({**TINY["BERT"], "architectures": ["BertLMHeadModel"]}).task == "causal"
 
 
+@pytest.mark.parametrize("name", ["missing.json", "./here", "../there/config.json", "~/nowhere", "/not/there"])
+def test_a_path_that_is_not_there_is_no_hub_id(name):
+    with pytest.raises(BadInput, match="model: there is no file or folder"):
+        find_model(name)
+
+
 def test_auto_map_and_remote_code_are_ignored():
     model = find_model({**TINY["GPT-2"], "auto_map": {"AutoModelForCausalLM": "evil.Model"}})
     assert "auto_map" not in model.config and model.key == find_model(TINY["GPT-2"]).key
@@ -138,6 +144,11 @@ BAD = {
     "model_type unknown, near": ({"model_type": "lama"}, "llama"),
     "model_type unknown, far": ({"model_type": "zzzzzz"}, "zzzzzz"),
     "a class without a loss here": ({"model_type": "sam"}, "no class with a loss"),
+    "text beside images": ({"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"], "text_config": {"model_type": "gemma3_text"}}, "its text_config (gemma3_text) can be pasted alone"),
+    "a class whose batch is another": ({**TINY["BERT"], "architectures": ["BertForSequenceClassification"]}, "BertForSequenceClassification"),
+    "an auto class of another task": ({**LLAMA, "auto_class": "AutoModelForImageClassification"}, "AutoModelForCausalLM"),
+    "an auto class that is none": ({**LLAMA, "auto_class": 5}, "auto_class is '5'"),
+    "a window of layers as a text": ({"model_type": "mpt", "max_seq_len": "long"}, "max_seq_len is 'long'"),
     "a text for a size": ({**LLAMA, "hidden_size": "64"}, "hidden_size is '64'"),
     "a fraction for a size": ({**LLAMA, "num_hidden_layers": 2.5}, "num_hidden_layers is 2.5"),
     "true for a size": ({**LLAMA, "vocab_size": True}, "vocab_size is True"),
@@ -191,25 +202,73 @@ def test_files_that_are_no_config(tmp_path):
         find_model(str(tmp_path))
 
 
-@pytest.mark.parametrize("name", ["{}", "a/b/c", "x" * 300, "two\nlines", "<script>", "it's"])
-def test_names_that_can_be_no_hub_id(name):
-    with pytest.raises(BadInput, match="neither a catalog name"):
-        find_model(name)
+def fields(config):
+    model = find_model(config)
+    return {name: getattr(model, name) for name in ("model_class", "task", "hidden_size", "sequence_limit", "vocab_size", "default_image_size", "patch_size")}
 
 
-def test_offline_a_hub_id_is_one_sentence_with_a_way_out(monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(BadInput, match="paste its config.json, or choose .*gpt2-large"):
-        find_model("gpt2-larger")
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"model_type": "gpt2"}, {"hidden_size": 768, "sequence_limit": 1024, "vocab_size": 50257}),
+        ({"model_type": "opt", "hidden_size": 64, "num_attention_heads": 4}, {"hidden_size": 64, "sequence_limit": 2048}),
+        ({"model_type": "roberta", "max_position_embeddings": 514}, {"sequence_limit": 512, "model_class": "RobertaForMaskedLM"}),
+        ({"model_type": "roberta", "max_position_embeddings": 514, "pad_token_id": 0}, {"sequence_limit": 513}),
+        ({"model_type": "bart"}, {"task": "seq2seq", "hidden_size": 1024, "sequence_limit": 1024}),
+        ({"model_type": "bart", "architectures": ["BartModel"]}, {"model_class": "BartForConditionalGeneration"}),
+        ({"model_type": "led"}, {"sequence_limit": 16384}),
+        ({"model_type": "marian"}, {"model_class": "MarianMTModel", "task": "seq2seq"}),
+        ({"model_type": "mpt", "max_seq_len": 64}, {"sequence_limit": None}),
+        ({"model_type": "longt5", "n_positions": 512}, {"sequence_limit": None}),
+        ({"model_type": "albert"}, {"vocab_size": 30000}),
+        ({"model_type": "dinov2"}, {"patch_size": 14, "hidden_size": 768}),
+        ({"model_type": "resnet"}, {"patch_size": 32, "hidden_size": 2048, "vocab_size": None}),
+        ({"model_type": "convnext", "hidden_sizes": [8, 16, 32, 64]}, {"hidden_size": 64}),
+        ({"model_type": "clip", "text_config": {"dropout": 0.0}}, {"hidden_size": 512, "sequence_limit": 77, "vocab_size": 49408}),
+        ({"model_type": "clip", "architectures": ["CLIPForImageClassification"], "vision_config": {"image_size": 64, "patch_size": 8}}, {"task": "image", "default_image_size": 64, "patch_size": 8}),
+    ],
+)
+def test_what_a_config_leaves_out_is_the_class_s_default(config, expected):
+    assert {name: value for name, value in fields(config).items() if name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("auto_class", "model_type", "model_class"),
+    [("AutoModelForCausalLM", "bert", "BertLMHeadModel"), ("AutoModelForMaskedLM", "bert", "BertForMaskedLM"), ("AutoModelForCausalLM", "bart", "BartForCausalLM"), ("AutoModel", "clip", "CLIPModel")],
+)
+def test_auto_class_chooses(auto_class, model_type, model_class):
+    assert find_model({"model_type": model_type, "auto_class": auto_class}).model_class == model_class
+
+
+def test_architectures_as_the_hub_s_own_clip_files_write_them():
+    """Old files carry every generation setting in both sections; none of them is a size."""
+    extras = {"pruned_heads": {}, "num_beams": 1, "num_beam_groups": 1, "id2label": {"0": "LABEL_0"}, "torch_dtype": None, "use_bfloat16": False, "cross_attention_hidden_size": None}
+    config = {**CLIP, "architectures": ["CLIPModel"], "text_config": {**CLIP["text_config"], **extras}, "vision_config": {**CLIP["vision_config"], **extras}, "text_config_dict": None}
+    assert find_model(config).hidden_size == 32
+
+
+@pytest.mark.parametrize(("model_type", "extra"), [("gemma4_text", {"num_kv_shared_layers": 0}), ("nemotron_h", {"num_nextn_predict_layers": 0}), ("glm4_moe", {}), ("blt", {}), ("llama", {"hidden_size": 64, "num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 16})])
+def test_unusual_sizes_are_not_refused(model_type, extra):
+    assert find_model({"model_type": model_type, **extra}).model_type == model_type
+
+
+def test_no_default_config_of_transformers_is_refused_for_its_sizes():
+    transformers = pytest.importorskip("transformers")
+    for model_type in [name for name, kind in kinds().items() if kind is not None]:
+        config = json.loads(json.dumps(transformers.AutoConfig.for_model(model_type).to_dict(), default=str))
+        try:
+            assert find_model(config).model_type == config["model_type"]
+        except BadInput as error:
+            assert "square images" in str(error), model_type
 
 
 def test_every_model_type_is_read_or_refused_in_one_sentence():
     read = 0
-    for model_type in model_types():
+    for model_type in kinds():
         try:
             model = find_model({"model_type": model_type})
             lengths(Setup(model={"model_type": model_type}, micro_batch=2), model)
             read += 1
         except BadInput as error:
             assert error.field == "model" and "\n" not in str(error)
-    assert read > 150
+    assert read > 220

@@ -1,0 +1,67 @@
+"""Checks of a pasted config: sizes must be sizes, or transformers builds nonsense, or fails far from the key that is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from explorer.catalog.kinds import Kind
+from explorer.errors import BadInput
+
+_MOST = 1 << 31
+"""No size in a config is larger."""
+_SECTIONS = ("text_config", "vision_config")
+_SIZES = frozenset((
+    "hidden_size", "n_embd", "d_model", "d_ff", "d_kv", "intermediate_size", "ffn_dim", "encoder_ffn_dim", "decoder_ffn_dim", "n_inner", "vocab_size", "patch_size", "image_size", "num_mel_bins",
+    "n_layer", "n_layers", "num_layers", "num_hidden_layers", "encoder_layers", "decoder_layers", "num_decoder_layers",
+    "n_head", "n_heads", "num_heads", "num_attention_heads", "encoder_attention_heads", "decoder_attention_heads", "num_key_value_heads", "head_dim",
+    "n_positions", "max_position_embeddings", "max_source_positions", "max_target_positions", "max_encoder_position_embeddings", "max_decoder_position_embeddings",
+    "context_length", "max_seq_len", "model_max_length", "num_experts", "num_local_experts", "num_experts_per_tok",
+))
+"""Above 0 wherever a config gives them; null is the class's own default, and a list is a size per layer, which transformers judges."""
+_WIDTHS = ("hidden_size", "n_embd", "d_model")
+_HEADS = ("num_attention_heads", "n_head", "num_heads", "encoder_attention_heads")
+_HEAD_WIDTHS = ("head_dim", "d_kv")
+
+
+def check(config: Mapping[str, Any], kind: Kind) -> None:
+    """Raises BadInput("model", ...) naming the key that cannot be."""
+    _check_part(config, "", kind.free_heads)
+
+
+def _check_part(config: Mapping[str, Any], where: str, free_heads: bool) -> None:
+    for key, value in config.items():
+        path = where + key
+        if key in _SECTIONS and not isinstance(value, Mapping | None):
+            raise BadInput("model", f"the config's {path} is {_short(value)}; it must be an object")
+        if key in _SIZES:
+            _check_size(path, value)
+        elif isinstance(value, Mapping):
+            _check_part(value, path + ".", free_heads)
+    _check_heads(config, where, free_heads)
+
+
+def _check_size(path: str, value: Any) -> None:
+    if value is None or isinstance(value, list):
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise BadInput("model", f"the config's {path} is {_short(value)}; it must be a whole number")
+    if not 0 < value < _MOST:
+        raise BadInput("model", f"the config's {path} is {_short(value)}; it must be above 0 and below 2^31")
+
+
+def _check_heads(config: Mapping[str, Any], where: str, free_heads: bool) -> None:
+    width, heads, shared = _first(config, _WIDTHS), _first(config, _HEADS), _first(config, ("num_key_value_heads",))
+    if width and heads and width % heads and not free_heads and not _first(config, _HEAD_WIDTHS):
+        raise BadInput("model", f"the config's {where}hidden size {width} is not divisible by its {heads} attention heads")
+    if heads and shared and heads % shared:
+        raise BadInput("model", f"the config's {where}num_attention_heads {heads} is not a multiple of its num_key_value_heads {shared}")
+
+
+def _first(config: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
+    return next((config[name] for name in names if isinstance(config.get(name), int)), None)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
