@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -28,7 +29,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return serve(given[1:]) or 0
     options = _parser().parse_args(given)
     run = _estimate if options.command == "estimate" else _probe
-    codes = [_job(path, run, options.json) for path in options.jobs]
+    try:
+        codes = [_job(path, run, options.json) for path in options.jobs]
+    except BrokenPipeError:  # who reads our answers has had enough of them
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return COULD_NOT_RUN
     return next(code for code in _WORST_FIRST if code in codes)
 
 
@@ -47,6 +52,8 @@ def _job(path: str, run: Callable[[Setup], Profile], as_json: bool) -> int:
     """One job file: its line on standard output, its exit code back."""
     try:
         profile = run(_setup(path))
+    except BrokenPipeError:
+        raise
     except (BadInput, CouldNotRun) as error:
         return _refused(path, str(error), error.exit_code, as_json)
     except Exception as error:  # a fault of ours: the jobs after this one still get their answer

@@ -130,9 +130,11 @@ _NONE_IS_DEFAULT = {"attention", "padding", "use_cache", "gradient_checkpointing
 def read_json(path: str | Path, field_name: str) -> Any:
     """A JSON file's content; BadInput naming `field_name` where it is missing, too large, or broken."""
     try:
+        if Path(path).exists() and not Path(path).is_file():
+            raise BadInput(field_name, f"{path} is {'a directory, ' if Path(path).is_dir() else ''}not a file; give a JSON file")
         if Path(path).stat().st_size > _LARGEST_FILE_BYTES:
             raise BadInput(field_name, f"{path} is too large to be a configuration (over {_LARGEST_FILE_BYTES // 10**6} MB)")
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")
     except OSError as error:
         raise BadInput(field_name, f"cannot read {path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
@@ -143,7 +145,7 @@ def read_json(path: str | Path, field_name: str) -> Any:
 def parse_json(text: str, field_name: str) -> Any:
     """A JSON text's value; BadInput naming the line where it breaks."""
     try:
-        return json.loads(text)
+        return json.loads(text.removeprefix("\ufeff"))
     except json.JSONDecodeError as error:
         raise BadInput(field_name, f"is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None
     except RecursionError:

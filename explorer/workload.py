@@ -66,6 +66,8 @@ def _construct(model_class: Any, config: Any, attention: str, device: str, dtype
         with torch.device(device), _no_init():
             return model_class._from_config(config, attn_implementation=attention)
     except (ValueError, ImportError) as error:
+        if attention == "flash_attention_2":
+            raise CouldNotRun(f"attention: flash_attention_2 cannot run here ({_one_line(error)}); choose sdpa, which runs a fused kernel too") from None
         if attention != "sdpa" or "scaled_dot_product" not in str(error):
             raise BadInput("model", f"cannot be built: {_one_line(error)}") from None
         with torch.device(device), _no_init():

@@ -168,3 +168,26 @@ def test_a_command_that_is_not_there(capsys):
     with pytest.raises(SystemExit) as stopped:
         cli.main(["frobnicate"])
     assert stopped.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"deepspeed": {"zero_optimization": None}}, "deepspeed.zero_optimization"),
+        ({"deepspeed": {"gradient_clipping": 10**400}}, "deepspeed.gradient_clipping"),
+        ({"micro_batch": 10**12}, "micro_batch"),
+    ],
+)
+def test_what_once_was_a_fault_of_ours_is_bad_input(files, capsys, change, field):
+    assert cli.main(["estimate", *files({**FITS, **change}), "--json"]) == 2
+    assert field in json.loads(capsys.readouterr().out)["error"]
+
+
+def test_a_byte_order_mark_is_read_over(files, capsys):
+    assert cli.main(["estimate", *files("\ufeff" + json.dumps(FITS)), "--json"]) == 0
+    assert "error" not in json.loads(capsys.readouterr().out)
+
+
+def test_a_folder_is_no_job(tmp_path, capsys):
+    assert cli.main(["estimate", str(tmp_path), "--json"]) == 2
+    assert "not a file" in capsys.readouterr().err

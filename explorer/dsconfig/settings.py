@@ -104,6 +104,8 @@ def resolve(setup: Setup) -> Settings:
     """What DeepSpeed does with this Setup. Raises BadInput naming the key where it would refuse."""
     config, notes = fill_auto(setup)
     zero_config = config.get("zero_optimization", {})
+    if not isinstance(zero_config, Mapping):
+        raise BadInput("deepspeed.zero_optimization", f"is {zero_config!r}; give an object such as {{\"stage\": 2}}, or leave it out")
     zero = read_section(zero_config, ZERO, "deepspeed.zero_optimization")
     stage = zero["stage"]
     if stage > 3:
@@ -234,6 +236,6 @@ def _optimizer(config: Mapping[str, Any], offloaded: bool, notes: list[str]) -> 
 
 
 def _number(value: Any, path: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-        raise BadInput(path, f"is {value!r}; give a number of at least 0")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e30:
+        raise BadInput(path, f"is {str(value)[:40]}; give a number of at least 0 that is no typing slip")
     return float(value)

@@ -19,8 +19,11 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from explorer.errors import BadInput
 from explorer.estimator.program import Layers, Segment, Unrolled, unroll
 
+LARGEST_BLOCK_BYTES = 1 << 48
+"""A block above this is a typing slip, and sums of such would not fit 64 bits."""
 VARIABLES = ("batch", "sequence", "target_sequence", "patches")
 
 
@@ -145,6 +148,8 @@ class Tape:
         sizes[(above >= 0) & (length <= above)] = 0
         for row in np.flatnonzero(self.rounding[:, 2]):
             sizes[row] = column_sum_scratch(int(length[row]), int(self.rounding[row, 2]))
+        if sizes.size and sizes.max() > LARGEST_BLOCK_BYTES:
+            raise BadInput("micro_batch", "and the lengths make single tensors that no machine can hold; give smaller ones")
         return np.rint(sizes).astype(np.int64)
 
     @cached_property

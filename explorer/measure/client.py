@@ -12,20 +12,23 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 from explorer.errors import BadInput, CouldNotRun, missing_extra
 
 IDLE_SECONDS = 600
 START_SECONDS = 120
+_LONGEST_SOCKET = 100
 _PASSED_ON = ("TORCH_EXTENSIONS_DIR", "XDG_CACHE_HOME", "XDG_DATA_HOME", "EXPLORER_DATA", "HF_HUB_OFFLINE", "HF_HOME", "CUDA_VISIBLE_DEVICES")
 
 Progress = Callable[[str, float], None]
+
 
 def run_in_worker(function: str, argument: Mapping[str, Any], *, on_progress: Progress | None = None, cancel: threading.Event | None = None, timeout_s: float = 600) -> dict[str, Any]:
     """The result of one of the worker's functions. Raises BadInput or CouldNotRun, as the child did."""
@@ -33,7 +36,7 @@ def run_in_worker(function: str, argument: Mapping[str, Any], *, on_progress: Pr
     started = time.monotonic()
     if on_progress:
         on_progress("starting the worker", 0.0)
-    with contextlib.closing(connect()) as client:
+    with contextlib.closing(connect(cancel)) as client:
         env = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
         client.sendall(json.dumps({"function": function, "argument": dict(argument), "env": env}).encode() + b"\n")
         for message in _messages(client, started, cancel, timeout_s):
@@ -51,8 +54,7 @@ def _messages(client: socket.socket, started: float, cancel: threading.Event | N
     client.settimeout(0.1)
     pending = b""
     while True:
-        if cancel is not None and cancel.is_set():
-            raise CouldNotRun("cancelled")
+        _heed(cancel)
         if time.monotonic() - started > timeout_s:
             raise CouldNotRun(f"it took longer than the limit of {timeout_s:.0f} s and was stopped")
         try:
@@ -105,22 +107,53 @@ def lock_folder() -> Path:
     return folder
 
 
-@lru_cache(maxsize=1)
-def _code_version() -> str:
+def code_version() -> str:
+    """Another for every change to the program's files, and for every Python that runs it."""
     files = sorted(Path(__file__).parent.parent.rglob("*.py"))
     return hashlib.sha256(repr([(str(f), f.stat().st_mtime_ns) for f in files] + [sys.executable]).encode()).hexdigest()[:12]
 
 
-def connect() -> socket.socket:
-    """A connection to a running server, started first where there is none."""
-    path = runtime_folder() / f"worker-{accelerator()}-{_code_version()}.sock"
+_own_version = lru_cache(maxsize=1)(code_version)
+"""The program this process loaded, as near as can be told."""
+
+
+def socket_path() -> Path:
+    """Where the server for this accelerator and this program listens; Unix allows about a hundred bytes, so a long folder gives way to the temporary one."""
+    name = f"worker-{accelerator()}-{_own_version()}.sock"
+    path = runtime_folder() / name
+    if len(os.fsencode(path)) <= _LONGEST_SOCKET:
+        return path
+    short = Path(tempfile.gettempdir()) / f"dme-{os.getuid()}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}"
+    short.mkdir(mode=0o700, exist_ok=True)
+    if short.stat().st_uid != os.getuid() or short.stat().st_mode & 0o077:
+        raise CouldNotRun(f"{short} belongs to someone else; set XDG_RUNTIME_DIR to a folder of your own with a short path")
+    return short / name
+
+
+def connect(cancel: threading.Event | None = None) -> socket.socket:
+    """A connection to a running server, started first where there is none. Raises CouldNotRun where it does not start, or is no longer wanted."""
+    path = socket_path()
     with contextlib.suppress(OSError):
         return _dial(path)
     with (runtime_folder() / "worker.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        _hold(lock, cancel)
         with contextlib.suppress(OSError):
             return _dial(path)
-        return _start(path)
+        return _start(path, cancel)
+
+
+def _hold(lock: IO[str], cancel: threading.Event | None) -> None:
+    while True:
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _heed(cancel)
+            time.sleep(0.05)
+
+
+def _heed(cancel: threading.Event | None) -> None:
+    if cancel is not None and cancel.is_set():
+        raise CouldNotRun("cancelled")
 
 
 def _dial(path: Path) -> socket.socket:
@@ -133,7 +166,7 @@ def _dial(path: Path) -> socket.socket:
     return client
 
 
-def _start(path: Path) -> socket.socket:
+def _start(path: Path, cancel: threading.Event | None) -> socket.socket:
     log = path.with_suffix(".log")
     env = {**os.environ, "DS_ACCELERATOR": accelerator() or "cpu", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
     env.pop("TORCH_CUDA_ARCH_LIST", None)  # DeepSpeed's op builder chokes on "9.0a"; it finds the device's own
@@ -143,14 +176,23 @@ def _start(path: Path) -> socket.socket:
             [sys.executable, "-m", "explorer.measure.worker", str(path), str(IDLE_SECONDS)],
             stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, env=env,
         )
+    threading.Thread(target=process.wait, daemon=True).start()  # so that none is left a zombie
+    try:
+        return _await(path, process, log, cancel)
+    except CouldNotRun:
+        process.kill()
+        raise
+
+
+def _await(path: Path, process: subprocess.Popen[bytes], log: Path, cancel: threading.Event | None) -> socket.socket:
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError):
             return _dial(path)
         if process.poll() is not None:
             raise CouldNotRun(f"the worker could not start: {log.read_text(errors='replace').strip()[-400:]}")
+        _heed(cancel)
         time.sleep(0.05)
-    process.kill()
     raise CouldNotRun(f"the worker did not start within {START_SECONDS} s; see {log}")
 
 

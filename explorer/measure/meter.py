@@ -1,14 +1,13 @@
-"""Reads memory during a run: PyTorch's counters and allocator history on CUDA, the profiler's events on the CPU accelerator (torch)."""
+"""Follows a run: marks its moments, and asks the engine at each which tensors it holds. The accelerator's own half is in meter_cuda.py and meter_cpu.py (torch)."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from explorer.measure.history import Event, Mark, mark_size, owners_of
+from explorer.measure.host import HostWatch
 from explorer.measure.owners import engine_tensors, gathered, gradients, storages
 
 
@@ -25,6 +24,9 @@ class Reading(NamedTuple):
 def meter() -> Meter:
     """The meter for the accelerator that DeepSpeed was loaded for."""
     from deepspeed.accelerator import get_accelerator
+
+    from explorer.measure.meter_cpu import CpuMeter
+    from explorer.measure.meter_cuda import CudaMeter
 
     return CudaMeter() if get_accelerator()._name == "cuda" else CpuMeter()
 
@@ -166,198 +168,3 @@ class Meter:
 
     def environment(self) -> dict[str, str | None]:
         return {"gpu": None}
-
-
-class CudaMeter(Meter):
-    """PyTorch's CUDA allocator: counters at every phase, and the history of every block."""
-
-    device = "cuda"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.peak = self.reserved = 0
-        self.snapshot: Any = None
-
-    def total_bytes(self) -> int:
-        import torch
-
-        return torch.cuda.get_device_properties(0).total_memory
-
-    def prepare(self, capacity: int | None, allocator: Mapping[str, Any]) -> None:
-        import torch
-
-        options = []
-        if allocator.get("expandable_segments"):
-            options.append("expandable_segments:True")
-        if allocator.get("max_split_size_mb"):
-            options.append(f"max_split_size_mb:{allocator['max_split_size_mb']}")
-        if options:
-            torch.cuda.memory._set_allocator_settings(",".join(options))
-        if capacity is not None:
-            torch.cuda.set_per_process_memory_fraction(min(1.0, capacity / self.total_bytes()), 0)
-
-    def set_up_arch(self) -> None:
-        import torch
-
-        major, minor = torch.cuda.get_device_capability(0)
-        os.environ["TORCH_CUDA_ARCH_LIST"] = f"{major}.{minor}"
-
-    def build_device(self) -> str:
-        return "cuda:0"
-
-    def start(self) -> None:
-        """Record every block from here on, and keep peaks through DeepSpeed's own resets (runtime/utils.py, `empty_cache`)."""
-        import torch
-
-        torch.cuda.set_device(0)
-        torch.zeros(1, device="cuda")
-        torch.cuda.memory._record_memory_history(enabled="all", context=None, max_entries=20_000_000)
-        plain = torch.cuda.reset_peak_memory_stats
-
-        def reset(device: Any = None) -> None:
-            self._gather_peaks()
-            plain(device)
-
-        self._plain_reset = plain
-        torch.cuda.reset_peak_memory_stats = reset
-        for name in ("reset_max_memory_allocated", "reset_max_memory_cached"):
-            setattr(torch.cuda, name, reset)
-
-    def stop(self) -> None:
-        import torch
-
-        self.snapshot = torch.cuda.memory._snapshot()
-        torch.cuda.memory._record_memory_history(enabled=None)
-
-    def events(self) -> list[Event]:
-        traces = self.snapshot["device_traces"][0]
-        result = []
-        for entry in traces:
-            if entry["action"] == "alloc":
-                result.append(Event(entry["size"], entry["addr"], entry.get("stream", 0)))
-            elif entry["action"] == "free_requested":
-                result.append(Event(-entry["size"], entry["addr"], entry.get("stream", 0)))
-        return result
-
-    def _gather_peaks(self) -> None:
-        import torch
-
-        stats = torch.cuda.memory_stats()
-        self.peak = max(self.peak, stats["allocated_bytes.all.peak"])
-        self.reserved = max(self.reserved, stats["reserved_bytes.all.peak"])
-
-    def _mark_block(self, n_bytes: int) -> None:
-        import torch
-
-        torch.empty(n_bytes, dtype=torch.uint8, device="cuda")
-
-    def _reset(self) -> None:
-        self._plain_reset()
-        self.peak = self.reserved = 0
-
-    def _read(self, first_mark: int) -> Reading:
-        import torch
-
-        torch.cuda.synchronize()
-        self._gather_peaks()
-        return Reading(torch.cuda.memory_allocated(), self.peak, self.reserved, first_mark, 0)
-
-    def outside_bytes(self) -> int:
-        """What the device is used for beyond what PyTorch reserved, other processes' memory included; 0 where others run too."""
-        import torch
-
-        if not self.alone:
-            return 0
-
-        free, total = torch.cuda.mem_get_info()
-        return max(0, total - free - torch.cuda.memory_reserved())
-
-    def pinned_bytes(self) -> int:
-        import torch
-
-        with contextlib.suppress(Exception):
-            return int(torch.cuda.host_memory_stats().get("allocated_bytes.current", 0))
-        return 0
-
-    def environment(self) -> dict[str, str | None]:
-        import torch
-
-        return {"gpu": torch.cuda.get_device_name(0), "cuda": torch.version.cuda, "cudnn": str(torch.backends.cudnn.version())}
-
-
-class CpuMeter(Meter):
-    """DeepSpeed's CPU accelerator: sizes of every tensor from the profiler's allocation events."""
-
-    device = "cpu"
-
-    def start(self) -> None:
-        import torch
-        from torch.profiler import ProfilerActivity, profile
-
-        torch.set_num_threads(max(1, (os.cpu_count() or 2) - 1))
-        self.profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True)
-        self.profiler.__enter__()
-
-    def stop(self) -> None:
-        self.profiler.__exit__(None, None, None)
-
-    def events(self) -> list[Event]:
-        tree = self.profiler.profiler.kineto_results.experimental_event_tree()
-        found = [(e.start_time_ns, i, Event(e.typed[1].alloc_size, e.typed[1].ptr, 0)) for i, e in enumerate(_allocations(tree))]
-        found.sort(key=lambda x: x[0])
-        return [event for _, _, event in found]
-
-    def _mark_block(self, n_bytes: int) -> None:
-        import torch
-
-        torch.empty(n_bytes, dtype=torch.uint8)
-
-    def _read(self, first_mark: int) -> Reading:
-        return Reading(0, 0, 0, first_mark, 0)
-
-
-def _allocations(tree: Any) -> Iterator[Any]:
-    from torch._C._profiler import _EventType
-
-    waiting = list(reversed(tree))
-    while waiting:
-        event = waiting.pop()
-        if event.tag == _EventType.Allocation:
-            yield event
-        waiting.extend(reversed(event.children))
-
-
-class HostWatch:
-    """Resident memory of this process over the run, less what it had before the model."""
-
-    def __init__(self) -> None:
-        self.base = self.peak = 0
-        self._stop = threading.Event()
-
-    def start(self) -> None:
-        """Watch from here, every 50 ms."""
-        self.base = self._resident()
-        threading.Thread(target=self._watch, daemon=True).start()
-
-    def look(self) -> int:
-        """Resident bytes now, beyond the base."""
-        now = self._resident()
-        self.peak = max(self.peak, now)
-        return max(0, now - self.base)
-
-    def finish(self) -> tuple[int, int]:
-        """(resident now, most so far), beyond the base."""
-        self._stop.set()
-        now = self.look()
-        return now, max(0, self.peak - self.base)
-
-    def _watch(self) -> None:
-        while not self._stop.wait(0.05):
-            self.look()
-
-    @staticmethod
-    def _resident() -> int:
-        with open("/proc/self/statm") as f:
-            return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-

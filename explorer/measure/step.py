@@ -18,7 +18,8 @@ from typing import Any
 from explorer.catalog import Model, find_card, find_model
 from explorer.dsconfig import Settings, resolve
 from explorer.errors import CouldNotRun
-from explorer.measure import locks
+from explorer.measure import kernels, locks, nvme
+from explorer.measure.limits import about_parameters
 from explorer.profile import Profile
 from explorer.setup import Setup
 
@@ -68,6 +69,9 @@ class Run:
         """(phase, step, PyTorch's text) where memory ran out."""
         self.phase, self.step_name = "init", "first"
         self.capacity: int | None = None
+        self.swap: Path | None = None
+        """Where DeepSpeed swaps to disk, if it does."""
+        self.torch_adam = False
 
     def say(self, text: str) -> None:
         """Progress, for people."""
@@ -75,11 +79,16 @@ class Run:
 
     def profile(self) -> Profile:
         """Run everything and sum it up."""
+        with nvme.swap_folder(self.settings, about_parameters(self.model)) as self.swap:
+            return self._profile()
+
+    def _profile(self) -> Profile:
         from explorer.measure.summary import summarize
 
         started = time.monotonic()
         self._limit()
         self._environment()
+        self._kernels()
         self.meter.start()
         try:
             self._initialize()
@@ -130,6 +139,13 @@ class Run:
             self.notes.append(f"one process stands in for rank {rank} of {world}: collectives do nothing, NCCL's own memory is not included")
         self.meter.set_up_arch()
 
+    def _kernels(self) -> None:
+        """Compiled ahead, so that no phase is timed or measured with a compiler in it."""
+        reason = kernels.build(self.settings, self.say)
+        if reason is not None:
+            self.torch_adam = True
+            self.notes.append(f"DeepSpeed's FusedAdam could not be compiled here, so torch's AdamW ran instead, which needs more during the step ({reason})")
+
     # --- initialize
 
     def _initialize(self) -> None:
@@ -143,10 +159,8 @@ class Run:
         trained = [p for p in model.parameters() if p.requires_grad]
         self.trainable = sum(getattr(p, "ds_numel", p.numel()) for p in trained)
         self.meter.watch_gradients(trained)
-        config = self._config()
-        self._build_kernels(config)
         self.say("deepspeed.initialize")
-        self.engine, *_ = deepspeed.initialize(model=model, model_parameters=trained, config=config)
+        self.engine, *_ = deepspeed.initialize(model=model, model_parameters=trained, config=self._config())
         self.meter.watch(self.engine, self.settings)
         self.init = self.meter.end_init()
         self.batch = self._batch()
@@ -181,22 +195,14 @@ class Run:
         config["steps_per_print"] = 1 << 30
         if self.settings.optimizer.kernel == "foreach":
             config["zero_force_ds_cpu_optimizer"] = False
-        return config
-
-    def _build_kernels(self, config: dict[str, Any]) -> None:
-        """Compile DeepSpeed's optimizer ahead, with progress; without a compiler, torch's own optimizer and a note."""
-        builder = _builder(self.settings)
-        if builder is None:
-            return
-        self.say(f"compiling DeepSpeed's {builder.NAME} (about a minute, once per machine)")
-        try:
-            _forget_killed_build(builder.NAME)
-            builder.load(verbose=False)
-        except Exception as error:
-            if self.settings.offload_optimizer is not None:
-                raise CouldNotRun(f"DeepSpeed's CPU optimizer could not be compiled ({_first_line(error)}); install a C++ compiler and ninja") from None
+        if self.torch_adam:
             config["optimizer"]["params"]["torch_adam"] = True
-            self.notes.append(f"DeepSpeed's {builder.NAME} could not be compiled here, so torch's AdamW ran instead, which needs more during the step ({_first_line(error)})")
+        if self.swap is not None:
+            for name in ("offload_optimizer", "offload_param"):
+                section = config["zero_optimization"].get(name)
+                if section and section.get("device") == "nvme":
+                    section["nvme_path"] = str(self.swap)
+        return config
 
     def _batch(self) -> dict[str, Any]:
         import torch
@@ -219,7 +225,9 @@ class Run:
                 applied.append(reading)
             if len(applied) >= 3 and _same(applied[-1], applied[-2]):
                 return
-        if not applied:
+        if applied:
+            self.notes.append(f"no step repeated the one before it within {MOST_STEPS}: the last one stands for the steady step")
+        else:
             self.notes.append("every step was skipped for overflow: the optimizer's states were never made")
 
     def _step(self, number: int) -> StepReading:
@@ -261,28 +269,6 @@ def _same(one: StepReading, other: StepReading) -> bool:
 
 def _out_of_memory(error: Exception) -> bool:
     return type(error).__name__ == "OutOfMemoryError" or bool(re.search(r"CUDA out of memory", str(error)))
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-
-
-def _builder(settings: Settings) -> Any:
-    """The op builder of the optimizer that DeepSpeed would compile at its first use."""
-    names = {"FusedAdam": "FusedAdamBuilder", "DeepSpeedCPUAdam": "CPUAdamBuilder", "DeepSpeedCPUAdagrad": "CPUAdagradBuilder", "DeepSpeedCPULion": "CPULionBuilder", "FusedLion": "FusedLionBuilder", "FusedLamb": "FusedLambBuilder"}
-    name = names.get(settings.optimizer.implementation)
-    if name is None:
-        return None
-    from deepspeed.accelerator import get_accelerator
-
-    return get_accelerator().create_op_builder(name)
-
-
-def _forget_killed_build(name: str) -> None:
-    """A probe cancelled while it compiled leaves a lock that the next one would wait for."""
-    from torch.utils.cpp_extension import _get_build_directory
-
-    locks.clear_abandoned(Path(_get_build_directory(name, verbose=False)) / "lock")
 
 
 def _patch_for_one_rank() -> None:

@@ -10,6 +10,7 @@ away, the child's whole process group is killed at once.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import json
 import os
@@ -23,10 +24,15 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from explorer.measure.client import code_version
+
 FUNCTIONS = ("explorer.measure.step:run_job", "explorer.estimator.recorder:record", "explorer.workload:hub_config")
 """What a client may have run: nothing else."""
 
 _LOG_TAIL = 1500
+_CODE_CHECK_SECONDS = 5.0
+_DIE_WITH_PARENT = 1
+"""Linux's PR_SET_PDEATHSIG."""
 _KILLED = "was killed by the operating system (signal 9), most likely because the machine ran out of host memory"
 
 
@@ -34,7 +40,7 @@ def preload() -> None:
     """Everything a child needs, without touching CUDA: torch asks NVML, not the driver, whether there is a GPU."""
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    for name in ("torch", "transformers", "deepspeed", "psutil", "explorer.workload", "explorer.dsconfig.auto", "explorer.measure.step", "explorer.measure.meter", "explorer.measure.summary", "explorer.estimator.recorder", "explorer.estimator.trace"):
+    for name in ("torch", "transformers", "deepspeed", "psutil", "explorer.workload", "explorer.dsconfig.auto", "explorer.measure.step", "explorer.measure.meter_cuda", "explorer.measure.meter_cpu", "explorer.measure.summary", "explorer.estimator.recorder", "explorer.estimator.trace"):
         importlib.import_module(name)
     from transformers import AutoConfig, AutoModelForCausalLM  # noqa: F401 (loads the lazy modules once)
 
@@ -49,12 +55,14 @@ class Server:
             os.unlink(path)
         self.listener.bind(path)
         os.chmod(path, 0o600)
+        self.identity = _identity(path)
         self.listener.listen(32)
         self.children: dict[int, tuple[socket.socket, Path]] = {}
-        self.last_used = time.monotonic()
+        self.last_used = self.last_checked = time.monotonic()
+        self.code = code_version()
 
     def serve(self) -> None:
-        """Until idle for long enough, or until the socket's file is gone."""
+        """Until idle for long enough, or until the socket's file is gone or the program on disk is another; a task under way is let finish."""
         while True:
             clients = [client for client, _ in self.children.values()]
             ready, _, _ = select.select([self.listener, *clients], [], [], 0.2)
@@ -66,8 +74,24 @@ class Server:
             self._reap()
             if self.children:
                 self.last_used = time.monotonic()
-            elif time.monotonic() - self.last_used > self.idle_seconds or not os.path.exists(self.path):
+            elif self._done() and not self._withdraw():
                 return
+
+    def _done(self) -> bool:
+        return time.monotonic() - self.last_used > self.idle_seconds or _identity(self.path) != self.identity or self._outdated()
+
+    def _withdraw(self) -> bool:
+        """Be found no more; whether someone came just before."""
+        if _identity(self.path) == self.identity:
+            os.unlink(self.path)
+        return bool(select.select([self.listener], [], [], 0)[0])
+
+    def _outdated(self) -> bool:
+        """Whether the program's files changed since they were loaded; looked at every few seconds."""
+        if time.monotonic() - self.last_checked < _CODE_CHECK_SECONDS:
+            return False
+        self.last_checked = time.monotonic()
+        return code_version() != self.code
 
     def _accept(self) -> None:
         client, _ = self.listener.accept()
@@ -85,6 +109,8 @@ class Server:
         pid = os.fork()
         if pid == 0:
             self.listener.close()
+            for other, _ in self.children.values():
+                other.close()
             _child(client, request, handle)
         os.close(handle)
         self.children[pid] = client, Path(log)
@@ -101,6 +127,15 @@ class Server:
             client.close()
             log.unlink(missing_ok=True)
             del self.children[pid]
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    """Which socket it is: another server may have taken the name."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _gone(client: socket.socket) -> bool:
@@ -132,6 +167,8 @@ def _line(message: dict[str, Any]) -> bytes:
 def _child(client: socket.socket, request: dict[str, Any], log: int) -> None:
     """Run one task and leave without running anything the server set up."""
     os.setsid()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.environ.update(request.get("env") or {})
@@ -168,12 +205,7 @@ def _describe(error: BaseException) -> dict[str, str]:
 def main() -> None:
     """Serve on argv[1], for argv[2] idle seconds."""
     preload()
-    server = Server(sys.argv[1], float(sys.argv[2]))
-    try:
-        server.serve()
-    finally:
-        with contextlib.suppress(OSError):
-            os.unlink(server.path)
+    Server(sys.argv[1], float(sys.argv[2])).serve()
 
 
 if __name__ == "__main__":

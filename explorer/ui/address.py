@@ -93,7 +93,7 @@ def _take(field: fields.Field, text: str, values: dict[str, Any], notices: list[
 
 def pack(text: str) -> str:
     """Text for an address."""
-    return base64.urlsafe_b64encode(zlib.compress(text.encode(), 9)).decode().rstrip("=")
+    return base64.urlsafe_b64encode(zlib.compress(text.encode(errors="replace"), 9)).decode().rstrip("=")
 
 
 def unpack(packed: str) -> str:

@@ -127,7 +127,7 @@ class ExplorerState(T.HasTraits):
             setup, start, notices = None, {}, [*notices, f"The job in this address is refused: {error}"]
         self._base = setup or self._base
         self.notices = tuple(notices)
-        self.update(**start, **values)
+        self.update(**{**start, **values})
 
     def to_query(self) -> str:
         """The address's query that brings this state back, without "?"."""

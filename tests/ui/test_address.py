@@ -60,3 +60,21 @@ def test_a_wrong_number_in_an_address_stays_as_typed(bench):
 def test_a_text_that_inflates_without_end_is_refused():
     with pytest.raises(ValueError):
         address.unpack(address.pack("0" * 30_000_000))
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "job=" + address.pack('{"model":"gpt2","micro_batch":4}') + "&micro_batch=7",
+        "job=" + address.pack('{"model":"gpt2","micro_batch":4,"deepspeed":{"zero_optimization":null}}'),
+        "job=" + address.pack('{"model":"\\ud800","micro_batch":4}'),
+        "config=" + address.pack('{"model_type":"\ud800"}'),
+    ],
+)
+def test_no_address_breaks_the_page(query):
+    from explorer.ui.state import ExplorerState
+
+    state = ExplorerState()
+    state.from_query(query)
+    state.from_query("model=gpt2&reduce_bucket_size=0&stage=2")
+    assert isinstance(state.to_query(), str)
