@@ -159,20 +159,28 @@ class _Recording:
     # --- the model's parts
 
     def _inventory(self) -> tuple[Any, ...]:
-        """Modules, their own parameters, all parameters with what an image patch adds, bytes of buffers: of the whole model."""
+        """Modules, their own parameters, all parameters with what an image patch adds and whether they decay, bytes of buffers: of the whole model."""
         has_patches = "image_size" in self.model.axes
         model = self._full(4 if has_patches else 0)
         larger = dict(self._full(9).named_parameters()) if has_patches else {}
         named = list(model.named_parameters())
         index = {id(p): i for i, (_, p) in enumerate(named)}
+        decaying = decaying_names(model)
         parameters = []
         for name, p in named:
             per_patch = (larger[name].numel() - p.numel()) // 5 if name in larger else 0
-            parameters.append((name, p.numel() - 4 * per_patch, per_patch, p.requires_grad))
+            parameters.append((name, p.numel() - 4 * per_patch, per_patch, p.requires_grad, name in decaying))
         modules = tuple(name for name, _ in model.named_modules())
         direct = tuple(tuple(index[id(p)] for p in m._parameters.values() if p is not None) for _, m in model.named_modules())
         buffers = sum(b.numel() * b.element_size() for b in model.buffers())
         return modules, direct, tuple(parameters), buffers
+
+
+def decaying_names(model: Any) -> set[str]:
+    """Names of the parameters to which the Hugging Face Trainer gives weight decay, by its own rule (transformers/trainer.py, `get_decay_parameter_names`)."""
+    from transformers.trainer import Trainer
+
+    return set(Trainer.get_decay_parameter_names(None, model))
 
 
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}

@@ -101,6 +101,8 @@ class Parameter(NamedTuple):
     name: str
     numel: int
     trainable: bool
+    decays: bool = True
+    """Whether the Hugging Face Trainer gives it weight decay, which puts it into the first of its two optimizer groups."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,8 +120,8 @@ class Tape:
     """float64 (sizes, monomials): coefficients of a Varying's length; zeros where there is none."""
     rounding: np.ndarray
     """int64 (sizes, 3): multiple (0: none), threshold (−1: none) and columns (0: no sum) of a Varying."""
-    parameters: tuple[tuple[str, int, int, bool], ...]
-    """name, elements, further elements per patch, trainable."""
+    parameters: tuple[tuple[str, int, int, bool, bool], ...]
+    """name, elements, further elements per patch, trainable, decays."""
     buffers_bytes: int
     modules: tuple[str, ...]
     direct: tuple[tuple[int, ...], ...]
@@ -134,7 +136,7 @@ class Tape:
 
     def model_parameters(self, patches: int = 0) -> tuple[Parameter, ...]:
         """All parameters at a number of image patches."""
-        return tuple(Parameter(name, base + per * patches, trainable) for name, base, per, trainable in self.parameters)
+        return tuple(Parameter(name, base + per * patches, trainable, decays) for name, base, per, trainable, decays in self.parameters)
 
     def values(self, lengths: Mapping[str, int | None]) -> np.ndarray:
         """int64 bytes of each row of the size table, given VARIABLES → value."""
@@ -190,7 +192,7 @@ class Tape:
             table=_dense(data["table"], width),
             lengths=_dense(data["lengths"], width),
             rounding=np.array(data["rounding"], dtype=np.int64).reshape(-1, 3),
-            parameters=tuple((p[0], p[1], p[2], p[3]) for p in data["parameters"]),
+            parameters=tuple((p[0], p[1], p[2], p[3], p[4]) for p in data["parameters"]),
             buffers_bytes=data["buffers_bytes"],
             modules=tuple(data["modules"]),
             direct=tuple(tuple(d) for d in data["direct"]),
