@@ -30,12 +30,21 @@ MOST_STEPS = 12
 
 def run_job(argument: Mapping[str, Any], emit: Emit) -> dict[str, Any]:
     """Worker entry: `argument` has "job", and "locks" (a folder) unless the caller guards the GPU itself; returns a Profile's record."""
-    run = Run(Setup.from_job(argument["job"]), emit)
+    run = make_run(Setup.from_job(argument["job"]), emit)
     run.meter.alone = bool(argument.get("locks"))
     if not run.meter.alone:
         return run.profile().to_record()
     with locks.gpu(argument["locks"], 0, lambda place: emit({"progress": f"waiting for the GPU (place {place})"})):
         return run.profile().to_record()
+
+
+def make_run(setup: Setup, emit: Emit) -> Run:
+    """The plain engine's run, or the Trainer's where the job has a trainer part."""
+    if setup.trainer is None:
+        return Run(setup, emit)
+    from explorer.measure.trainer import TrainerRun
+
+    return TrainerRun(setup, emit)
 
 
 @dataclass(slots=True)
@@ -94,7 +103,7 @@ class Run:
             self._initialize()
             self._steps()
         except Exception as error:
-            if not _out_of_memory(error):
+            if not out_of_memory(error):
                 raise
             self.failure = self.phase, self.step_name, str(error)
             self.meter.interrupted()
@@ -154,17 +163,22 @@ class Run:
         self.say("building the model")
         self.meter.begin_init()
         deepspeed.init_distributed(verbose=False)
-        model = self._build()
-        self.parameters = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
+        model = self._counted(self._build())
         trained = [p for p in model.parameters() if p.requires_grad]
-        self.trainable = sum(getattr(p, "ds_numel", p.numel()) for p in trained)
-        self.meter.watch_gradients(trained)
         self.say("deepspeed.initialize")
         self.engine, *_ = deepspeed.initialize(model=model, model_parameters=trained, config=self._config())
         self.meter.watch(self.engine, self.settings)
         self.init = self.meter.end_init()
-        self.batch = self._batch()
+        self.batch = self.batch_on(self.meter.build_device())
         self.meter.batch(self.batch)
+
+    def _counted(self, model: Any) -> Any:
+        """The model, its parameters counted and their gradients watched."""
+        self.parameters = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
+        trained = [p for p in model.parameters() if p.requires_grad]
+        self.trainable = sum(getattr(p, "ds_numel", p.numel()) for p in trained)
+        self.meter.watch_gradients(trained)
+        return model
 
     def _build(self) -> Any:
         import deepspeed
@@ -197,35 +211,52 @@ class Run:
             config["zero_force_ds_cpu_optimizer"] = False
         if self.torch_adam:
             config["optimizer"]["params"]["torch_adam"] = True
-        if self.swap is not None:
-            for name in ("offload_optimizer", "offload_param"):
-                section = config["zero_optimization"].get(name)
-                if section and section.get("device") == "nvme":
-                    section["nvme_path"] = str(self.swap)
+        self._swap_here(config)
         return config
 
-    def _batch(self) -> dict[str, Any]:
+    def _swap_here(self, config: dict[str, Any]) -> None:
+        """What DeepSpeed swaps to disk goes to the probe's own folder."""
+        if self.swap is None:
+            return
+        for name in ("offload_optimizer", "offload_param"):
+            section = config["zero_optimization"].get(name)
+            if section and section.get("device") == "nvme":
+                section["nvme_path"] = str(self.swap)
+
+    def batch_on(self, device: str) -> dict[str, Any]:
+        """The job's batch."""
         import torch
 
         from explorer.workload import make_batch
 
         dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[self.settings.precision]
-        return make_batch(self.model, self.setup, device=self.meter.build_device(), dtype=dtype)
+        return make_batch(self.model, self.setup, device=device, dtype=dtype)
 
     # --- steps
 
     def _steps(self) -> None:
-        """Steps until one is applied and a later one repeats the step before it."""
-        applied: list[StepReading] = []
-        for number in range(MOST_STEPS):
-            self.step_name = "steady" if applied else "first"
-            reading = self._step(number)
-            self.steps.append(reading)
-            if reading.applied:
-                applied.append(reading)
-            if len(applied) >= 3 and _same(applied[-1], applied[-2]):
-                return
-        if applied:
+        """Steps until there are enough."""
+        while not self.done():
+            self.step_name = "steady" if self._applied() else "first"
+            self.steps.append(self._step(len(self.steps)))
+        self._conclude()
+
+    def _applied(self) -> list[StepReading]:
+        return [s for s in self.steps if s.applied]
+
+    def done(self) -> bool:
+        """Whether one step was applied and a later one repeated the step before it, or too many were tried."""
+        return len(self.steps) >= MOST_STEPS or self._repeated()
+
+    def _repeated(self) -> bool:
+        applied = self._applied()
+        return len(applied) >= 3 and self.steps[-1].applied and _same(applied[-1], applied[-2])
+
+    def _conclude(self) -> None:
+        """Say so where no step repeated another."""
+        if self._repeated():
+            return
+        if self._applied():
             self.notes.append(f"no step repeated the one before it within {MOST_STEPS}: the last one stands for the steady step")
         else:
             self.notes.append("every step was skipped for overflow: the optimizer's states were never made")
@@ -259,6 +290,10 @@ class Run:
         del loss
         reading.phases.setdefault("backward", []).append(self.meter.end("backward"))
 
+    def environment(self) -> dict[str, str | None]:
+        """Versions beyond the plain engine's."""
+        return {}
+
     def _skipped(self) -> int:
         return int(getattr(self.engine, "skipped_steps", 0))
 
@@ -267,7 +302,8 @@ def _same(one: StepReading, other: StepReading) -> bool:
     return all([(r.peak, r.end) for r in one.phases[p]] == [(r.peak, r.end) for r in other.phases[p]] for p in one.phases)
 
 
-def _out_of_memory(error: Exception) -> bool:
+def out_of_memory(error: Exception) -> bool:
+    """Whether PyTorch ran out of GPU memory."""
     return type(error).__name__ == "OutOfMemoryError" or bool(re.search(r"CUDA out of memory", str(error)))
 
 

@@ -147,7 +147,7 @@ class _Summary:
         import transformers
 
         versions = {"torch": torch.__version__, "transformers": transformers.__version__, "deepspeed": deepspeed.__version__}
-        return {**versions, **self.work.meter.environment(), "date": datetime.now(UTC).isoformat(timespec="seconds")}
+        return {**versions, **self.work.environment(), **self.work.meter.environment(), "date": datetime.now(UTC).isoformat(timespec="seconds")}
 
     def _notes(self) -> tuple[str, ...]:
         notes = list(self.work.notes)
@@ -156,8 +156,6 @@ class _Summary:
         skipped = sum(1 for s in self.work.steps if not s.applied)
         if skipped:
             notes.append(f"{skipped} step{'s were' if skipped > 1 else ' was'} skipped for fp16 overflow before or between the applied ones")
-        if self.work.setup.trainer is not None:
-            notes.append("the trainer part is read for its \"auto\" values; the step itself is the plain engine's")
         return tuple(notes)
 
     def _timeline(self) -> tuple[tuple[int, int], ...]:
