@@ -11,21 +11,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from explorer.dsconfig.auto import fill_auto
+from explorer.dsconfig.findings import Finding
 from explorer.dsconfig.keys import OFFLOAD_OPTIMIZER, OFFLOAD_PARAM, ZERO, read_bool, read_section
+from explorer.dsconfig.optimizers import Optimizer, choose
 from explorer.errors import BadInput
 from explorer.setup import Setup
 
 Precision = Literal["fp32", "fp16", "bf16"]
-Kernel = Literal["fused", "foreach", "cpu"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
-    """A setting that DeepSpeed takes but does not act on as its name says."""
-
-    id: str
-    key: str
-    text: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,28 +35,14 @@ class Offload:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Optimizer:
-    """The optimizer DeepSpeed builds (runtime/engine.py, `_configure_basic_optimizer`)."""
-
-    name: str
-    """As DeepSpeed's "type", lower case: "adamw", "adam", "sgd", ..."""
-    kernel: Kernel
-    """"fused": no temporaries (FusedAdam, torch with fused=True); "foreach": torch's default, with temporaries; "cpu": DeepSpeedCPUAdam."""
-    moments: int
-    """State tensors of the master's size: 2 for Adam, 1 for momentum or Lion, 0 for plain SGD."""
-    implementation: str
-    """The class, for people: "FusedAdam", "torch.optim.AdamW", "DeepSpeedCPUAdam"."""
-    foreach_temporaries: int = 0
-    """fp32 temporaries of the master's size during the step (torch/optim: sqrt of the second moment)."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
     """Every number that moves memory. Bucket and threshold sizes are elements, as in the JSON."""
 
     stage: Literal[0, 1, 2, 3]
     precision: Precision
     optimizer: Optimizer
+    parameter_groups: Literal["one", "decay"]
+    """"decay": the Trainer's two groups, parameters that decay (`Parameter.decays`) and those that do not; an empty one is dropped."""
     offload_optimizer: Offload | None
     offload_param: Offload | None
     gradient_accumulation_steps: int
@@ -77,6 +55,7 @@ class Settings:
     contiguous_gradients: bool
     reduce_scatter: bool
     round_robin_gradients: bool
+    parameter_alignment: bool
     sub_group_size: int
     prefetch_bucket_size: int
     param_persistence_threshold: int
@@ -87,6 +66,8 @@ class Settings:
     config: Mapping[str, Any]
     """The DeepSpeed JSON with the batch keys and every "auto" filled: what `deepspeed.initialize` is given."""
     findings: tuple[Finding, ...] = ()
+    not_modelled: tuple[Finding, ...] = ()
+    """What DeepSpeed or the Trainer would do and the estimate does not follow."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -115,12 +96,16 @@ def resolve(setup: Setup) -> Settings:
     offload_optimizer, offload_param = _offloads(zero, stage, findings)
     _ignored(zero_config, stage, findings)
     overlap = zero["overlap_comm"]
-    optimizer = _optimizer(config, offload_optimizer is not None, notes)
-    notes.extend(f"{f.key}: {f.text}" for f in findings)
+    remade = (stage > 0 or precision != "fp32") and not (stage == 3 and setup.zero_init)
+    choice = choose(config, setup.trainer, stage=stage, offloaded=offload_optimizer is not None, remade=remade)
+    findings.extend(choice.findings)
+    notes.extend(choice.notes)
+    notes.extend(f"{f.key}: {f.text}" for f in (*findings, *choice.not_modelled))
     return Settings(
         stage=stage,
         precision=precision,
-        optimizer=optimizer,
+        optimizer=choice.optimizer,
+        parameter_groups=choice.groups,
         offload_optimizer=offload_optimizer,
         offload_param=offload_param,
         gradient_accumulation_steps=config["gradient_accumulation_steps"],
@@ -137,8 +122,9 @@ def resolve(setup: Setup) -> Settings:
         zero_init=setup.zero_init,
         config=config,
         findings=tuple(findings),
+        not_modelled=tuple(choice.not_modelled),
         notes=tuple(notes),
-        **{k: zero[k] for k in ("reduce_bucket_size", "contiguous_gradients", "reduce_scatter", "round_robin_gradients", "sub_group_size")},
+        **{k: zero[k] for k in ("reduce_bucket_size", "contiguous_gradients", "reduce_scatter", "round_robin_gradients", "parameter_alignment", "sub_group_size")},
     )
 
 
@@ -200,39 +186,6 @@ def _ignored(section: Mapping[str, Any], stage: int, findings: list[Finding]) ->
             findings.append(Finding(id="stage3-key-ignored", key=f"zero_optimization.{key}", text=f"has no effect at stage {stage}"))
         if key in ("allgather_bucket_size", "allgather_partitions"):
             findings.append(Finding(id="allgather-key-ignored", key=f"zero_optimization.{key}", text="no longer changes memory: DeepSpeed gathers into the flat parameter buffer in place"))
-
-
-_MOMENTS = {"adam": 2, "adamw": 2, "sgd": 0, "lion": 1, "adagrad": 1, "lamb": 2, "fusedlamb": 2}
-_CPU = {"adam": "DeepSpeedCPUAdam", "adamw": "DeepSpeedCPUAdam", "adagrad": "DeepSpeedCPUAdagrad", "lion": "DeepSpeedCPULion"}
-
-
-def _optimizer(config: Mapping[str, Any], offloaded: bool, notes: list[str]) -> Optimizer:
-    section = config.get("optimizer")
-    if section is None:
-        notes.append("no optimizer in the DeepSpeed config: AdamW is assumed")
-        section = {"type": "AdamW"}
-    if not isinstance(section, Mapping) or not isinstance(section.get("type"), str):
-        raise BadInput("deepspeed.optimizer", "must be an object with a \"type\", such as {\"type\": \"AdamW\", \"params\": {\"lr\": 1e-5}}")
-    name = section["type"].lower()
-    params = section.get("params") or {}
-    if not isinstance(params, Mapping):
-        raise BadInput("deepspeed.optimizer.params", f"is {params!r}; give an object")
-    if name not in _MOMENTS:
-        raise BadInput("deepspeed.optimizer.type", f"is {section['type']!r}, whose memory is not modelled; choose one of AdamW, Adam, SGD, Lion, Adagrad, Lamb")
-    moments = _MOMENTS[name]
-    if name == "sgd" and params.get("momentum", 0):
-        moments = 1
-    if name in ("adam", "adamw"):
-        if params.get("torch_adam"):
-            return Optimizer(name=name, kernel="foreach", moments=2, implementation="torch.optim.AdamW" if name == "adamw" else "torch.optim.Adam", foreach_temporaries=1)
-        if offloaded:
-            return Optimizer(name=name, kernel="cpu", moments=2, implementation="DeepSpeedCPUAdam")
-        return Optimizer(name=name, kernel="fused", moments=2, implementation="FusedAdam")
-    if offloaded and name in _CPU:
-        return Optimizer(name=name, kernel="cpu", moments=moments, implementation=_CPU[name])
-    if name in ("lion", "lamb", "fusedlamb"):
-        return Optimizer(name=name, kernel="fused", moments=moments, implementation="FusedLion" if name == "lion" else "FusedLamb")
-    return Optimizer(name=name, kernel="foreach", moments=moments, implementation=f"torch.optim.{'SGD' if name == 'sgd' else 'Adagrad'}", foreach_temporaries=1 if name == "adagrad" else 0)
 
 
 def _number(value: Any, path: str) -> float:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from explorer.estimator.program import ALLOCATE, BACKWARD, END_OF_FORWARD, ENTER, FORWARD, FREE, GRADIENT, LEAVE, RECOMPUTE, Layers, Segment
+from explorer.estimator.program import ALLOCATE, BACKWARD, END_OF_FORWARD, ENTER, FORWARD, FREE, GRADIENT, LEAVE, MATMUL, RECOMPUTE, Layers, Segment
 
 Point = tuple[int, ...]
 
@@ -69,7 +69,7 @@ class SizeTable:
         self.rows: dict[tuple[Any, ...], int] = {}
         self.table: list[np.ndarray] = []
         self.lengths: list[np.ndarray] = []
-        self.rounding: list[tuple[int, int, int]] = []
+        self.rounding: list[tuple[int, int, int, int]] = []
 
     def row(self, sizes: Sequence[int], how: Sequence[Any], what: str) -> int:
         """The row of a block with these bytes at the basis's points. Raises Irregular where no expression gives them."""
@@ -79,16 +79,16 @@ class SizeTable:
         return self.rows[key]
 
     def _add(self, sizes: np.ndarray, how: Sequence[Any], what: str) -> int:
-        multiple, above, columns, length = 0, -1, 0, np.zeros(self.all.shape[1])
+        multiple, above, columns, most, length = 0, -1, 0, 0, np.zeros(self.all.shape[1])
         if how[0] is not None:
             lengths = np.array([h.length for h in how], dtype=float)
-            multiple, above, columns = how[0].multiple, how[0].above, how[0].columns
+            multiple, above, columns, most = how[0].multiple, how[0].above, how[0].columns, how[0].most
             length = self._solve(lengths, what)
             if multiple:
                 sizes = sizes / (np.ceil(lengths / multiple) * multiple)
         self.table.append(np.zeros(self.all.shape[1]) if columns else self._solve(sizes, what))
         self.lengths.append(length)
-        self.rounding.append((multiple, above, columns))
+        self.rounding.append((multiple, above, columns, most))
         return len(self.table) - 1
 
     def _solve(self, wanted: np.ndarray, what: str) -> np.ndarray:
@@ -182,10 +182,10 @@ class Compiler:
         return names
 
     def relative(self, name: tuple[int, ...], place: tuple[int, ...]) -> tuple[int, ...]:
-        """A block's name as seen from a place."""
+        """A block's name as seen from a place: relative in the same unit or its neighbour, else from the list's nearer end."""
         if len(name) == 1:
             return name
-        if place and place[0] == name[0]:
+        if place and place[0] == name[0] and abs(name[1] - place[1]) <= 1:
             return name[1] - place[1], *name[2:]
         self.seen_outside.add(name)
         if {(name[0], unit, *name[2:]) for unit in self.middle} <= self.seen_outside:
@@ -294,8 +294,8 @@ def _write(event: tuple[Any, ...], place: tuple[int, ...], compiler: Compiler, n
         return FREE, compiler.relative(names[event[1]], place)
     if kind == GRADIENT:
         return GRADIENT, compiler.written(event[1], place), compiler.relative(names[event[2]], place)
-    if kind == END_OF_FORWARD:
-        return (END_OF_FORWARD,)
+    if kind in (END_OF_FORWARD, MATMUL):
+        return event
     return kind, compiler.written(event[1], place), event[2]
 
 

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-ALLOCATE, FREE, GRADIENT, ENTER, LEAVE, END_OF_FORWARD = range(6)
+ALLOCATE, FREE, GRADIENT, ENTER, LEAVE, END_OF_FORWARD, MATMUL = range(7)
 FORWARD, BACKWARD, RECOMPUTE = range(3)
 ACTIVATION, TEMPORARY = 0, 1
+CUBLAS, CUBLASLT = 0, 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class Unrolled:
     owners: np.ndarray
     """int32 per block: index into `modules`, −1 for none."""
     hooks: tuple[tuple[int, int, int, int], ...]
-    """(position in `order`, kind, parameter or module, block or direction) for GRADIENT, ENTER and LEAVE."""
+    """(position in `order`, kind, parameter or module, block or direction) for GRADIENT, ENTER and LEAVE; MATMUL (library, direction) where a thread first multiplies matrices with it."""
     forward_end: int
     """Position in `order` where backward begins."""
 
@@ -118,6 +119,8 @@ class _Unroller:
                 self.hooks.append((len(self.order), GRADIENT, self.parameters[self.name(place, event[1])], self.block(place, event[2])))
             elif kind == END_OF_FORWARD:
                 self.forward_end = len(self.order)
+            elif kind == MATMUL:
+                self.hooks.append((len(self.order), MATMUL, event[1], FORWARD if self.forward_end < 0 else BACKWARD))
             else:
                 self.hooks.append((len(self.order), kind, self.modules[self.name(place, event[1])], event[2]))
 

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from explorer.dsconfig import Settings
-from explorer.errors import CouldNotRun
-from explorer.estimator.program import ACTIVATION, ENTER, FORWARD, GRADIENT, LEAVE, Unrolled
+from explorer.errors import BadInput, CouldNotRun
+from explorer.estimator.program import ACTIVATION, BACKWARD, CUBLAS, CUBLASLT, ENTER, FORWARD, GRADIENT, LEAVE, MATMUL, Unrolled
+from explorer.estimator.rules.accumulation import Stage12Fp32
 from explorer.estimator.rules.base import Job, Rules
+from explorer.estimator.rules.bf16 import BF16
 from explorer.estimator.rules.stage0 import Stage0, Stage0Fused, Stage0Unfused
 from explorer.estimator.rules.stage3 import Stage3
 from explorer.estimator.rules.stage12 import Stage12
@@ -20,17 +22,30 @@ from explorer.profile import CATEGORIES
 _ACTIVATIONS, _TEMPORARY = CATEGORIES.index("activations"), CATEGORIES.index("temporary")
 
 
+CUBLASLT_BYTES = 1 << 20
+"""cuBLASLt's workspace, PyTorch's default on every card (ATen/cuda/CUDABlas.cpp, `_parseChosenWorkspaceSize`)."""
+_WORKSPACES = {
+    (CUBLAS, FORWARD): "cuBLAS workspace", (CUBLAS, BACKWARD): "cuBLAS workspace of autograd's thread",
+    (CUBLASLT, FORWARD): "cuBLASLt workspace", (CUBLASLT, BACKWARD): "cuBLASLt workspace of autograd's thread",
+}
+
+
 def wrapper(settings: Settings) -> type[Rules]:
     """The wrapper class DeepSpeed builds (runtime/engine.py, `_do_optimizer_sanity_check`)."""
-    if settings.grad_accum_dtype != settings.precision:
-        raise CouldNotRun("data_types.grad_accum_dtype other than the model's precision is not modelled yet; leave it out, or run the probe")
     if settings.stage == 3:
         return Stage3
     if settings.stage in (1, 2):
-        return Stage12
+        if settings.grad_accum_dtype == settings.precision:
+            return Stage12
+        if settings.grad_accum_dtype != "fp32":
+            raise CouldNotRun(f"data_types.grad_accum_dtype {settings.grad_accum_dtype} with {settings.precision} weights is not modelled; leave it out, or run the probe")
+        on_cpu = settings.offload_optimizer is not None and settings.offload_optimizer.device == "cpu"
+        return BF16 if settings.stage == 1 and settings.precision == "bf16" and not on_cpu else Stage12Fp32
+    if settings.grad_accum_dtype != settings.precision:
+        raise BadInput("deepspeed.data_types.grad_accum_dtype", f"is {settings.grad_accum_dtype} with {settings.precision} weights, which DeepSpeed does not implement at stage 0; leave it out, or choose a stage of 1 to 3")
     if settings.precision == "fp32":
         return Stage0
-    return Stage0Fused if settings.optimizer.kernel == "fused" else Stage0Unfused
+    return Stage0Fused if settings.optimizer.implementation == "FusedAdam" else Stage0Unfused
 
 
 def replay(settings: Settings, tape: Tape, lengths: Mapping[str, int | None], workspace_bytes: int) -> tuple[Stream, Rules]:
@@ -47,8 +62,7 @@ def replay(settings: Settings, tape: Tape, lengths: Mapping[str, int | None], wo
     micro_batches = _MicroBatches(tape, tape.values(lengths), writer, rules)
     start = len(writer.order)
     micro_batches.load_batch()
-    writer.allocate(workspace_bytes, "temporary", "cuBLAS workspace", "assumed")
-    micro_batches.backward_workspace = workspace_bytes
+    micro_batches.workspaces = {place: workspace_bytes if place[0] == CUBLAS else CUBLASLT_BYTES for place in _WORKSPACES}
     steps = settings.gradient_accumulation_steps
     skips = _skips_first(settings)
     for number, step in enumerate(("first", "first", "steady") if skips else ("first", "steady")):
@@ -85,14 +99,14 @@ class _MicroBatches:
         self.sizes = values[self.flat.size_rows]
         self.categories = np.where(self.flat.categories == ACTIVATION, _ACTIVATIONS, _TEMPORARY).tolist()
         self.owners = [tape.modules[i] if i >= 0 else "" for i in self.flat.owners.tolist()]
-        wanted = (GRADIENT, ENTER, LEAVE) if rules.wants_modules else (GRADIENT,)
+        wanted = (GRADIENT, MATMUL, ENTER, LEAVE) if rules.wants_modules else (GRADIENT, MATMUL)
         self.hooks = [h for h in self.flat.hooks if h[1] in wanted]
         self.before = [h for h in self.hooks if h[1] != GRADIENT and h[3] == FORWARD]
         self.after = self.hooks[len(self.before) :]
         self.base = 0
         self.order: list[int] = []
-        self.backward_workspace = 0
-        """cuBLAS's workspace of autograd's thread, until its first matrix product: the one that makes the first gradient."""
+        self.workspaces: dict[tuple[int, int], int] = {}
+        """(Library, direction) → bytes of the workspace that the direction's thread has yet to take."""
 
     def load_batch(self) -> None:
         """The batch itself, which the caller keeps."""
@@ -118,10 +132,9 @@ class _MicroBatches:
                 out.extend(order[at:position])
                 at = position
             if kind == GRADIENT:
-                if self.backward_workspace:
-                    self.writer.allocate(self.backward_workspace, "temporary", "cuBLAS workspace of autograd's thread", "assumed")
-                    self.backward_workspace = 0
                 rules.gradient(which, self.base + argument)
+            elif kind == MATMUL:
+                self.writer.allocate(self.workspaces.pop((which, argument), 0), "temporary", _WORKSPACES[which, argument], "assumed")
             elif kind == ENTER:
                 rules.enter(which, argument)
             else:

@@ -153,11 +153,10 @@ def _math(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor 
         mask = torch.where(mask, torch.scalar_tensor(0.0, dtype=q.dtype, device=q.device), torch.scalar_tensor(-math.inf, dtype=q.dtype, device=q.device))
     if grouped:
         k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], -3) for t in (k, v))
-    scores = q @ (k.transpose(-2, -1) * half_scale)
+    weights = q @ (k.transpose(-2, -1) * half_scale)
     if mask is not None:
-        scores = scores + mask
-    weights = torch.ops.aten._safe_softmax(scores, -1)
-    del scores, mask, k, q
+        weights.add_(mask)
+    weights = torch.ops.aten._safe_softmax(weights, -1)
     if dropout_p > 0:
         weights = torch.native_dropout(weights, dropout_p, True)[0]
     return (weights @ v).to(dtype)
@@ -264,7 +263,7 @@ def scratch_after(func: Any, args: tuple[Any, ...], out: Any, safe: set[int]) ->
     if name == "aten::_safe_softmax":
         safe.add(out.untyped_storage()._cdata)
         return iter([(out.numel(), None), (out.numel() // out.shape[-1], None)])
-    if name == "aten::_softmax_backward_data" and args[1].untyped_storage()._cdata in safe:
+    if name == "aten::_softmax_backward_data":  # grad × output first (ATen/native/cuda/SoftMax.cu, softmax_backward_cuda_out)
         return iter([(args[0].numel() * args[0].element_size(), None)])
     rule = _SCRATCH.get(name)
     return rule(args, out) if rule else iter(())
@@ -289,15 +288,16 @@ def _convolution_backward(args: tuple[Any, ...], out: Any) -> Iterator[tuple[flo
 
 
 def _embedding_backward(args: tuple[Any, ...], out: Any) -> Iterator[tuple[float, Varying | None]]:
-    """Above 3072 indices they are sorted, and partial sums kept in fp32 (ATen/native/cuda/Embedding.cu, EmbeddingBackwardKernel.cu)."""
-    grad, indices = args[:2]
+    """Above 3072 indices they are sorted, and partial sums kept in fp32: one row a different index, and one more every ten indices
+    (ATen/native/cuda/Embedding.cu, EmbeddingBackwardKernel.cu)."""
+    grad, indices, rows = args[:3]
     tokens = indices.numel()
     how = Varying(length=tokens, above=3072)
     width = grad.shape[-1]
     for _ in range(6):
         yield 8 * tokens, how
     yield 8.8 * tokens, how
-    yield 4.4 * width * tokens, how
+    yield 4 * width, how._replace(most=rows)
 
 
 def _column_sum(args: tuple[Any, ...], out: Any) -> Iterator[tuple[float, Varying | None]]:

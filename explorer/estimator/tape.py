@@ -29,12 +29,13 @@ VARIABLES = ("batch", "sequence", "target_sequence", "patches")
 
 class Varying(NamedTuple):
     """How a block departs from a polynomial: times `length` rounded up to `multiple`; nothing unless `length` is above `above`;
-    or the scratch of a sum over `length` rows of `columns`."""
+    times min(`length`, `most`) and a tenth of `length`; or the scratch of a sum over `length` rows of `columns`."""
 
     length: int
     multiple: int = 0
     above: int = -1
     columns: int = 0
+    most: int = 0
 
 
 MULTIPROCESSORS = 132
@@ -119,7 +120,7 @@ class Tape:
     lengths: np.ndarray
     """float64 (sizes, monomials): coefficients of a Varying's length; zeros where there is none."""
     rounding: np.ndarray
-    """int64 (sizes, 3): multiple (0: none), threshold (−1: none) and columns (0: no sum) of a Varying."""
+    """int64 (sizes, 4): multiple (0: none), threshold (−1: none), columns (0: no sum) and most (0: none) of a Varying."""
     parameters: tuple[tuple[str, int, int, bool, bool], ...]
     """name, elements, further elements per patch, trainable, decays."""
     buffers_bytes: int
@@ -147,6 +148,8 @@ class Tape:
         multiple, above = self.rounding[:, 0], self.rounding[:, 1]
         rounds = multiple > 0
         sizes[rounds] *= np.ceil(length[rounds] / multiple[rounds]) * multiple[rounds]
+        limited = self.rounding[:, 3] > 0
+        sizes[limited] *= np.minimum(length[limited], self.rounding[limited, 3]) + length[limited] // 10
         sizes[(above >= 0) & (length <= above)] = 0
         for row in np.flatnonzero(self.rounding[:, 2]):
             sizes[row] = column_sum_scratch(int(length[row]), int(self.rounding[row, 2]))
@@ -191,7 +194,7 @@ class Tape:
             exponents=tuple(tuple(e) for e in data["exponents"]),
             table=_dense(data["table"], width),
             lengths=_dense(data["lengths"], width),
-            rounding=np.array(data["rounding"], dtype=np.int64).reshape(-1, 3),
+            rounding=np.array(data["rounding"], dtype=np.int64).reshape(-1, 4),
             parameters=tuple((p[0], p[1], p[2], p[3], p[4]) for p in data["parameters"]),
             buffers_bytes=data["buffers_bytes"],
             modules=tuple(data["modules"]),

@@ -20,11 +20,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from explorer.errors import CouldNotRun
 from explorer.estimator import standins
-from explorer.estimator.program import ACTIVATION, ALLOCATE, BACKWARD, END_OF_FORWARD, ENTER, FORWARD, FREE, GRADIENT, LEAVE, RECOMPUTE, TEMPORARY
+from explorer.estimator.program import ACTIVATION, ALLOCATE, BACKWARD, CUBLAS, CUBLASLT, END_OF_FORWARD, ENTER, FORWARD, FREE, GRADIENT, LEAVE, MATMUL, RECOMPUTE, TEMPORARY
 from explorer.estimator.tape import Varying
 
 Event = tuple[Any, ...]
-"""(ALLOCATE, block, bytes, Varying|None, module) · (FREE, block) · (GRADIENT, parameter, block) · (ENTER|LEAVE, module, direction) · (END_OF_FORWARD,)"""
+"""(ALLOCATE, block, bytes, Varying|None, module) · (FREE, block) · (GRADIENT, parameter, block) · (ENTER|LEAVE, module, direction) · (END_OF_FORWARD,) · (MATMUL, CUBLAS|CUBLASLT)"""
+
+_PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"}
 
 
 class _Call:
@@ -51,6 +53,14 @@ class Trace(TorchDispatchMode):
         self.known: dict[int, tuple[int, weakref.ref]] = {}
         self.count = 0
         self.in_backward = False
+        self.workspaces: set[int] = set()
+        """Libraries that have taken their workspace in this thread."""
+        self.node = -1
+        """Sequence number of the autograd node that runs."""
+        self.makers: dict[int, int] = {}
+        """Block → the node that made it."""
+        self.sum: tuple[int, int, int] | None = None
+        """Of the sum of gradients just made: the block it could be made in, its own storage, the events before it was done."""
         self.stack: list[_Call] = []
         self.calls: list[_Call] = []
         self.starts: list[int] = []
@@ -69,9 +79,15 @@ class Trace(TorchDispatchMode):
         owner = self._visit()
         out = func(*args, **(kwargs or {}))
         results = out if isinstance(out, tuple | list) else (out,)
+        if func is torch.ops.aten.native_dropout.default:
+            results = results[::-1]  # CUDA's kernel makes the mask first (ATen/native/cuda/Dropout.cu)
+        self.sum = None
         for tensor in results:
             if isinstance(tensor, torch.Tensor) and tensor.device.type == "meta":
                 self._see(tensor, owner)
+        self._watch_sum(func, args, out)
+        if func.name() in _PRODUCTS:
+            self._multiply(CUBLASLT if func.name() == "aten::addmm" and args[0].dim() == 1 else CUBLAS)
         for n_bytes, how in standins.scratch_after(func, args, out, self.safe_softmaxes):
             self._scratch(n_bytes, how, owner)
         return out
@@ -92,10 +108,48 @@ class Trace(TorchDispatchMode):
         self.events.append((ALLOCATE, self.count, n_bytes, how, owner))
         self.scope.add(self.count)
         self.categories[self.count] = TEMPORARY
+        self.makers[self.count] = self.node
         return self.count
+
+    def _multiply(self, library: int) -> None:
+        """Note a thread's first matrix product in each library, which makes it take its workspace; cuBLASLt adds biases, after cuBLAS has set up."""
+        for each in (CUBLAS, library):
+            if each not in self.workspaces:
+                self.workspaces.add(each)
+                self.events.append((MATMUL, each))
+
+    def _watch_sum(self, func: Any, args: tuple[Any, ...], out: Any) -> None:
+        """Note a sum of gradients that autograd may make in place on a real device, but not on meta (torch/csrc/autograd/input_buffer.cpp, `accumulate`).
+
+        Autograd adds what a node has just made to what an earlier node left; a formula's own sums are of its own making. A view
+        shares its storage with its base, and is never added to in place.
+        """
+        if not self.in_backward or self.stack or func is not torch.ops.aten.add.Tensor or not isinstance(args[1], torch.Tensor) or args[0]._is_view():
+            return
+        old, other = (tensor.untyped_storage()._cdata for tensor in args[:2])
+        if old in self.known and old != other and self.makers[self.known[old][0]] != self.node and args[0].numel() == out.numel() and args[0].untyped_storage().nbytes() == out.untyped_storage().nbytes():
+            self.sum = self.known[old][0], out.untyped_storage()._cdata, len(self.events)
+
+    def _in_place(self, number: int) -> bool:
+        """Whether the sum just made was the last to hold block `number`: then it was made in that block."""
+        if self.sum is None or self.sum[0] != number or any(e[0] != FREE for e in self.events[self.sum[2] :]):
+            return False
+        _, key, after = self.sum
+        self.sum = None
+        if key not in self.known or self.events[after - 1][0] != ALLOCATE:
+            return False
+        made, reference = self.known[key]
+        del self.events[after - 1]
+        self.known[key] = number, reference
+        self.scope.discard(made)
+        del self.categories[made]
+        self.count -= 1
+        return True
 
     def _gone(self, key: int) -> None:
         number, _ = self.known.pop(key)
+        if self._in_place(number):
+            return
         self.safe_softmaxes.discard(key)
         self.scope.discard(number)
         if number not in self.gradients:
@@ -143,7 +197,8 @@ class Trace(TorchDispatchMode):
         node = torch._C._current_autograd_node() if self.in_backward else None
         if node is None:
             return ""
-        call = self._owner(node._sequence_nr())
+        self.node = node._sequence_nr()
+        call = self._owner(self.node)
         if call is None:
             return ""
         self._move_to(call)
@@ -233,7 +288,7 @@ def record(model: torch.nn.Module, batch: Mapping[str, Any], generation: str, fo
         loss = model(**batch).loss
         trace._end_of_forward()
         trace.events.append((END_OF_FORWARD,))
-        trace.in_backward = True
+        trace.in_backward, trace.workspaces = True, set()
         loss.backward()
         while trace.open:
             trace._close()

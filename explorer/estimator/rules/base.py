@@ -28,6 +28,14 @@ class Job:
         """Indices of the parameters that train, in DeepSpeed's order."""
         return tuple(i for i, p in enumerate(self.parameters) if p.trainable)
 
+    @property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """The optimizer's parameter groups: all that trains, or the Trainer's two, those that decay first (transformers/trainer.py, `create_optimizer`)."""
+        if self.settings.parameter_groups == "one":
+            return (self.trainable,)
+        split = [tuple(i for i in self.trainable if self.parameters[i].decays is decays) for decays in (True, False)]
+        return tuple(group for group in split if group)
+
 
 @dataclass(slots=True)
 class Host:

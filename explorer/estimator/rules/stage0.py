@@ -50,7 +50,8 @@ class Stage0(Rules):
         self._drop_gradients()
 
     def _drop_gradients(self) -> None:
-        self.writer.free(*self.gradients.values())
+        """In the model's order, as `zero_grad` goes."""
+        self.writer.free(*(self.gradients[i] for i in self.trainable if i in self.gradients))
         self.gradients = {}
 
 
@@ -62,8 +63,10 @@ class Stage0Fused(Stage0):
         blocks = self.load_model()
         clones = [w.allocate(2 * n, "temporary", "parameter clones") for n in self.sizes]
         w.allocate(2 * elements, "parameters", "fp16_groups_flat")
-        w.free(*clones, *(blocks[i] for i in self.trainable))
+        w.free(*reversed(clones), *(blocks[i] for i in self.trainable))
+        clone = w.allocate(2 * elements, "temporary", "fp16_groups_flat clone")
         w.allocate(4 * elements, "optimizer", "fp32_groups_flat")
+        w.free(clone)
         zeros = w.allocate(4 * elements, "temporary", "initialize_optimizer_states")
         self.states = self.adam_states([elements])
         w.free(zeros)
@@ -72,7 +75,7 @@ class Stage0Fused(Stage0):
         w, elements = self.writer, sum(self.sizes)
         copies = [w.allocate(4 * n, "temporary", "fp32 gradients") for n in self.sizes]
         flat = w.allocate(4 * elements, "temporary", "fp32_groups_flat.grad")
-        w.free(*copies)
+        w.free(*reversed(copies))
         self._drop_gradients()
         self.optimizer_temporaries([elements])
         w.free(flat)

@@ -1,7 +1,7 @@
 """Stages 1 and 2: DeepSpeedZeroOptimizer (deepspeed/runtime/zero/stage_1_and_2.py, 0.19.8).
 
-Parameters live in one flat buffer on every rank; the fp32 master and the moments are a rank's own partition. Gradients pass
-through a bucket: a rank keeps those of its own parameters (whole ones, even where it owns a slice) until the step.
+Parameters live in flat buffers on every rank, one a parameter group; the fp32 masters and the moments are a rank's own partitions.
+Gradients pass through a bucket: a rank keeps those of its own parameters (whole ones, even where it owns a slice) until the step.
 """
 
 from __future__ import annotations
@@ -10,8 +10,43 @@ from explorer.estimator.rules.base import Job, Rules, partition
 from explorer.estimator.stream import Writer
 
 
+class Group:
+    """A parameter group as one rank sees it; `get_partition_info`."""
+
+    def __init__(self, job: Job, parameters: tuple[int, ...]) -> None:
+        world_size, rank = job.settings.world_size, job.settings.rank
+        self.parameters = parameters
+        sizes = {i: _aligned(job, i) for i in parameters}
+        self.own = partition(sum(sizes.values()), world_size)
+        """Elements of this rank's partition."""
+        self.owned: dict[int, int] = {}
+        """Parameter → its elements in this rank's partition."""
+        self.runs: dict[int, tuple[int, ...]] = {}
+        """Parameter → the ranks it goes to, in order."""
+        start = 0
+        for i in parameters:
+            end = start + sizes[i]
+            first, last = start // self.own, (end - 1) // self.own
+            self.runs[i] = tuple(range(first, min(last, world_size - 1) + 1))
+            overlap = min(end, (rank + 1) * self.own) - max(start, rank * self.own)
+            if overlap > 0:
+                self.owned[i] = overlap
+            start = end
+        self.master = 0
+        """Its fp32 master's block."""
+
+
+def _aligned(job: Job, parameter: int) -> int:
+    """Elements of a parameter in its flat buffer: up to 16 bytes where `parameter_alignment` asks for it."""
+    numel = job.parameters[parameter].numel
+    if not job.settings.parameter_alignment:
+        return numel
+    per = 16 // job.settings.model_bytes
+    return -(-numel // per) * per
+
+
 class Stage12(Rules):
-    """One parameter group, as the plain engine makes it."""
+    """Gradients accumulate in the model's own dtype."""
 
     def __init__(self, job: Job, writer: Writer) -> None:
         super().__init__(job, writer)
@@ -19,9 +54,9 @@ class Stage12(Rules):
         self.offload = s.offload_optimizer is not None
         self.partitions_gradients = s.stage == 2
         self.trainable = job.trainable
-        self.elements = self.numel(self.trainable)
-        self.own = partition(self.elements, s.world_size)
-        self.owned, self.runs = _ownership(job, self.trainable, self.own, s.world_size, s.rank)
+        self.groups = [Group(job, parameters) for parameters in job.groups]
+        self.group_of = {i: group for group in self.groups for i in group.parameters}
+        self.owned = {i for group in self.groups for i in group.owned}
         self.owned_elements = self.numel(sorted(self.owned))
         self.micro = 0
         self.buckets: list[int] = []
@@ -30,56 +65,67 @@ class Stage12(Rules):
         self.oversize: dict[int, int] = {}
         """Parameter → its gradient's own block, until the next flush."""
         self.full: dict[int, int] = {}
-        """Stage 1: parameter → its whole gradient, until the boundary."""
+        """Parameter → its whole gradient: at stage 1 until the boundary, under offload until the backward ends."""
         self.own_gradients = 0
         """`grads_in_partition` of this micro-batch."""
         self.kept_gradients = 0
         """And of the micro-batches before it."""
-        self.master = 0
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of a gradient's element on its way through the bucket."""
+        return self.model_bytes
 
     # --- init
 
     def init(self) -> None:
-        w, s = self.writer, self.model_bytes
         blocks = self.load_model()
-        self.empty_cache()
-        flat = w.allocate(s * self.own * self.settings.world_size, "parameters", "bit16_groups_flat")
-        w.free(*(blocks[i] for i in self.trainable))
-        clone = w.allocate(s * self.own, "temporary", "partition clone")
+        for group in self.groups:
+            self.empty_cache()
+            self._flatten(group, blocks)
+        if self.offload:
+            self._init_host()
+        else:
+            for group in self.groups:
+                self.writer.transient(4 * group.own, "initialize_optimizer_states")
+
+    def _flatten(self, group: Group, blocks: dict[int, int]) -> None:
+        w, s = self.writer, self.model_bytes
+        w.allocate(s * group.own * self.settings.world_size, "parameters", "bit16_groups_flat")
+        w.free(*(blocks[i] for i in group.parameters))
+        clone = w.allocate(s * group.own, "temporary", "partition clone")
         if self.offload:
             w.free(clone)
-            self._init_host()
         elif s == 4:
             w.rename(clone, "optimizer")
-            self.master = clone
+            group.master = clone
         else:
-            self.master = w.allocate(4 * self.own, "optimizer", "single_partition_of_fp32_groups")
+            group.master = w.allocate(4 * group.own, "optimizer", "single_partition_of_fp32_groups")
             w.free(clone)
-        if self.offload:
-            largest = max((self.job.parameters[i].numel for i in self.trainable), default=0)
-            w.allocate(s * largest, "comm_buffers", "temp_grad_buffer_for_gpu_offload")
-        else:
-            w.transient(4 * self.own, "initialize_optimizer_states")
-        assert flat or not self.elements
 
     def _init_host(self) -> None:
-        s, own = self.model_bytes, self.own
-        pinned = self.settings.offload_optimizer.pin_memory
-        self.host.put(4 * own, "fp32 master", pinned)
-        self.host.put(4 * own, "fp32 gradients", pinned)
-        self.host.put(s * own, "16-bit parameters for the copy back", pinned)
+        s, pinned = self.model_bytes, self.settings.offload_optimizer.pin_memory
         largest = max((self.job.parameters[i].numel for i in self.trainable), default=0)
+        for group in self.groups:
+            self.host.put(4 * group.own, "fp32 master", pinned)
+            self.host.put(4 * group.own, "fp32 gradients", pinned)
+            self.host.put(s * group.own, "16-bit parameters for the copy back", pinned)
+            self.host.hold_late(4 * group.own * self.settings.optimizer.moments, "optimizer states")
+            self.host.passing(4 * group.own if pinned else 0)
         self.host.put(s * largest, "temp_grad_buffer_for_cpu_offload", pinned)
-        self.host.hold_late(4 * own * self.settings.optimizer.moments, "optimizer states")
+        self.writer.allocate(s * largest, "comm_buffers", "temp_grad_buffer_for_gpu_offload")
         if self.settings.gradient_accumulation_steps > 1:
-            for i in sorted(self.owned):
-                self.host.put(s * self.job.parameters[i].numel, "accumulated_grads_in_cpu", pinned)
-        self.host.passing(4 * own if pinned else 0)
+            self._accumulate_on_host()
+
+    def _accumulate_on_host(self) -> None:
+        for i in sorted(self.owned):
+            self.host.put(self.model_bytes * self.job.parameters[i].numel, "accumulated_grads_in_cpu", self.settings.offload_optimizer.pin_memory)
 
     # --- backward
 
     @property
     def boundary(self) -> bool:
+        """Whether this is a step's last micro-batch."""
         return self.micro == self.settings.gradient_accumulation_steps - 1
 
     def before_micro(self, index: int) -> None:
@@ -99,7 +145,7 @@ class Stage12(Rules):
     def _set_up_buckets(self) -> None:
         if self.buckets or not self.settings.contiguous_gradients:
             return
-        size = self.settings.reduce_bucket_size * self.model_bytes
+        size = self.settings.reduce_bucket_size * self.gradient_bytes
         count = 2 if self.settings.overlap_comm else 1
         self.buckets = [self.writer.allocate(size, "comm_buffers", "ipg_bucket") for _ in range(count)]
 
@@ -116,7 +162,7 @@ class Stage12(Rules):
             self._flush()
         if not self.settings.contiguous_gradients or numel > self.settings.reduce_bucket_size:
             if self.offload and self.settings.contiguous_gradients:
-                clone = self.writer.allocate(numel * self.model_bytes, "gradients", "gradient clone")
+                clone = self.writer.allocate(numel * self.gradient_bytes, "gradients", "gradient clone")
                 self.writer.free(block)
                 block = clone
             self.oversize[parameter] = block
@@ -129,24 +175,32 @@ class Stage12(Rules):
         """`reduce_ipg_grads`: reduce what is in the bucket, keep what this rank owns."""
         if not self.in_bucket:
             return
-        if self.settings.reduce_scatter and self._runs_in_bucket() > 1 or not self.settings.contiguous_gradients:
-            self.writer.transient(self.bucket_elements * self.model_bytes, "reduce copy", self.side)
+        self._reduce()
         for parameter in self.in_bucket:
             block = self.oversize.pop(parameter, 0)
             if parameter not in self.owned:
-                self.writer.free(block)
+                self._drop(parameter, block)
             elif self.offload:
                 self._to_host(parameter, block)
             else:
-                self._keep(block)
+                self._keep(parameter, block)
         self.in_bucket, self.bucket_elements = [], 0
+
+    def _drop(self, parameter: int, block: int) -> None:
+        """What another rank owns."""
+        self.writer.free(block)
+
+    def _reduce(self) -> None:
+        """`average_tensor`: a flat copy where the bucket goes to several ranks."""
+        if self.settings.reduce_scatter and self._runs_in_bucket() > 1 or not self.settings.contiguous_gradients:
+            self.writer.transient(self.bucket_elements * self.gradient_bytes, "reduce copy", self.side)
 
     def _runs_in_bucket(self) -> int:
         """Stretches of the bucket that go to different ranks."""
-        ranks = [rank for parameter in self.in_bucket for rank in self.runs[parameter]]
+        ranks = [rank for parameter in self.in_bucket for rank in self.group_of[parameter].runs[parameter]]
         return sum(1 for a, b in zip([-1, *ranks], ranks, strict=False) if a != b)
 
-    def _keep(self, block: int) -> None:
+    def _keep(self, parameter: int, block: int) -> None:
         if not self.own_gradients:
             self.own_gradients = self.writer.allocate(self.owned_elements * self.model_bytes, "gradients", "grads_in_partition", stream=self.side)
         self.writer.free(block)
@@ -167,10 +221,13 @@ class Stage12(Rules):
             if not self.boundary:
                 return
             if not self.settings.overlap_comm:
-                for parameter in self.trainable:
+                for parameter in (i for group in self.groups for i in group.parameters):
                     if parameter in self.full:
                         self._into_bucket(parameter, self.full.pop(parameter))
         self._flush()
+        self._end_backward()
+
+    def _end_backward(self) -> None:
         self.writer.free(*self.buckets, *self.full.values())
         self.buckets, self.full = [], {}
         if not self.offload:
@@ -184,39 +241,36 @@ class Stage12(Rules):
 
     def step(self) -> None:
         if self.offload:
+            self._forget_unowned()
             return
+        for group in self.groups:
+            self.norms([group.owned[i] for i in sorted(group.owned)])
+        self._forget_unowned()
+        first = self.states is None
+        self.states = self.states or []
+        for group in self.groups:
+            fp32 = self._master_gradient(group)
+            if group is self.groups[-1]:
+                self._drop_kept()
+            if first:
+                self.states += self.adam_states([group.own])
+            self.optimizer_temporaries([group.own])
+            self.writer.free(fp32)
+
+    def _forget_unowned(self) -> None:
+        """Gradients of other ranks' parameters, where some are left (`free_grad_in_param_list`)."""
+
+    def _master_gradient(self, group: Group) -> int:
+        """The master's gradient in fp32, through a flat copy where a rank owns several."""
         w, s = self.writer, self.model_bytes
-        self.norms([self._owned_slice(i) for i in sorted(self.owned)])
-        flat = w.allocate(s * self.own, "temporary", "flat_grad_partition") if len(self.owned) > 1 or s == 4 else 0
+        flat = w.allocate(s * group.own, "temporary", "flat_grad_partition") if len(group.owned) > 1 or s == 4 else 0
         if s == 4:
-            fp32 = flat
-        else:
-            fp32 = w.allocate(4 * self.own, "temporary", "single_partition_of_fp32_groups.grad")
-            w.free(flat)
-        w.free(self.kept_gradients)
+            return flat
+        fp32 = w.allocate(4 * group.own, "temporary", "single_partition_of_fp32_groups.grad")
+        w.free(flat)
+        return fp32
+
+    def _drop_kept(self) -> None:
+        """`grads_in_partition` serves every group, and goes with the last."""
+        self.writer.free(self.kept_gradients)
         self.kept_gradients = 0
-        if self.states is None:
-            self.states = self.adam_states([self.own])
-        self.optimizer_temporaries([self.own])
-        w.free(fp32)
-
-    def _owned_slice(self, parameter: int) -> int:
-        return self.owned[parameter]
-
-
-def _ownership(job: Job, trainable: tuple[int, ...], own: int, world_size: int, rank: int) -> tuple[dict[int, int], dict[int, tuple[int, ...]]]:
-    """(parameter → its elements in this rank's partition, parameter → the ranks it goes to, in order); `get_partition_info`."""
-    owned: dict[int, int] = {}
-    runs: dict[int, tuple[int, ...]] = {}
-    start = 0
-    for i in trainable:
-        end = start + job.parameters[i].numel
-        first, last = start // own, (end - 1) // own
-        runs[i] = tuple(range(first, min(last, world_size - 1) + 1))
-        overlap = min(end, (rank + 1) * own) - max(start, rank * own)
-        if overlap > 0:
-            owned[i] = overlap
-        start = end
-    return owned, runs
-
-

@@ -175,6 +175,8 @@ class Stage3(Rules):
         copy = 0 if aligned or not self.settings.reduce_scatter else w.allocate(padded * s, "temporary", "reduce-scatter input", stream=self.side)
         if self.offload:
             self._to_host()
+        elif self.settings.accum_bytes != s:
+            w.free(*[w.allocate(self.settings.accum_bytes * self.shares[i], "temporary", "share in the accumulation dtype", stream=self.side) for i in self.in_bucket])
         w.free(copy, *(self.oversize.pop(i, 0) for i in self.in_bucket))
         self.in_bucket, self.bucket_elements = [], 0
 
