@@ -86,18 +86,84 @@ def test_precision(deepspeed, precision, model_bytes, accum_bytes):
     [
         ({"type": "AdamW"}, False, ("fused", 2, "FusedAdam", 0)),
         ({"type": "adamw", "params": {"torch_adam": True}}, False, ("foreach", 2, "torch.optim.AdamW", 1)),
-        ({"type": "Adam", "params": {"torch_adam": True}}, False, ("foreach", 2, "torch.optim.Adam", 1)),
+        ({"type": "Adam", "params": {"torch_adam": True}}, False, ("foreach", 2, "torch.optim.AdamW", 1)),
+        ({"type": "Adam", "params": {"torch_adam": True, "adam_w_mode": False, "weight_decay": 0.1}}, False, ("foreach", 2, "torch.optim.Adam", 1)),
+        ({"type": "AdamW", "params": {"torch_adam": True, "fused": True}}, False, ("fused", 2, "torch.optim.AdamW", 0)),
+        ({"type": "AdamW", "params": {"torch_adam": True, "foreach": False, "amsgrad": True}}, False, ("single", 3, "torch.optim.AdamW", 2)),
+        ({"type": "AdamW", "params": {"torch_adam": True}}, True, ("cpu", 2, "torch.optim.AdamW", 0)),
         ({"type": "AdamW"}, True, ("cpu", 2, "DeepSpeedCPUAdam", 0)),
         ({"type": "SGD"}, False, ("foreach", 0, "torch.optim.SGD", 0)),
         ({"type": "SGD", "params": {"momentum": 0.9}}, False, ("foreach", 1, "torch.optim.SGD", 0)),
         ({"type": "Lion"}, False, ("fused", 1, "FusedLion", 0)),
-        ({"type": "Lion"}, True, ("cpu", 1, "DeepSpeedCPULion", 0)),
+        ({"type": "Lion"}, True, ("cpu", 2, "DeepSpeedCPULion", 0)),
+        ({"type": "SGD", "params": {"momentum": 0.9, "weight_decay": 0.1}}, False, ("foreach", 1, "torch.optim.SGD", 1)),
+        ({"type": "Adagrad"}, False, ("foreach", 1, "torch.optim.Adagrad", 2)),
+        ({"type": "Adagrad"}, True, ("cpu", 1, "DeepSpeedCPUAdagrad", 0)),
+        ({"type": "RMSprop", "params": {"momentum": 0.9, "centered": True, "weight_decay": 0.1}}, False, ("foreach", 3, "torch.optim.RMSprop", 2)),
+        ({"type": "LAMB"}, False, ("fused", 2, "FusedLamb", 0)),
     ],
 )
 def test_optimizers(optimizer, offloaded, expected):
     section = {"stage": 2, **({"offload_optimizer": {"device": "cpu"}} if offloaded else {})}
     o = settings({"optimizer": optimizer, "zero_optimization": section}).optimizer
     assert (o.kernel, o.moments, o.implementation, o.foreach_temporaries) == expected
+
+
+def test_an_optimizer_zero_does_not_know_is_told():
+    assert [f.id for f in settings({"optimizer": {"type": "SGD"}, "zero_optimization": {"stage": 1}}).findings] == ["untested-optimizer"]
+    for deepspeed in ({"zero_optimization": {"stage": 0}}, {"zero_optimization": {"stage": 1}, "zero_allow_untested_optimizer": True}):
+        assert settings({"optimizer": {"type": "SGD"}, **deepspeed}).findings == ()
+
+
+def test_torchs_adagrad_leaves_a_first_instance_behind():
+    for zero, zero_init, left in (({"stage": 2}, True, 1), ({"stage": 3}, True, 0), ({"stage": 3}, False, 1), ({"stage": 0}, True, 0)):
+        o = settings({"optimizer": {"type": "Adagrad"}, "zero_optimization": zero}, zero_init=zero_init).optimizer
+        assert (o.states_at_init, o.states_left_behind) == (True, left)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "offloaded", "expected"),
+    [
+        ({}, False, ("fused", 2, "torch.optim.AdamW", 0, 0, 1)),
+        ({"optim": "adamw_torch"}, False, ("foreach", 2, "torch.optim.AdamW", 1, 1, 0)),
+        ({"optim": "sgd", "optim_args": "momentum=0.9", "weight_decay": 0.1}, False, ("foreach", 1, "torch.optim.SGD", 1, 0, 0)),
+        ({"optim": "rmsprop", "weight_decay": 0.1}, False, ("foreach", 1, "torch.optim.RMSprop", 2, 1, 0)),
+        ({"optim": "adafactor"}, False, ("single", 1, "transformers.Adafactor", 2, 2, 0)),
+        ({}, True, ("cpu", 2, "DeepSpeedCPUAdam", 0, 0, 0)),
+        ({"optim": "sgd"}, True, ("cpu", 2, "DeepSpeedCPUAdam", 0, 0, 0)),
+    ],
+)
+def test_the_trainers_optimizers(trainer, offloaded, expected):
+    section = {"stage": 2, **({"offload_optimizer": {"device": "cpu"}} if offloaded else {})}
+    s = settings({"zero_optimization": section}, trainer=trainer)
+    o = s.optimizer
+    assert (o.kernel, o.moments, o.implementation, o.foreach_temporaries, o.undecayed_temporaries, o.step_scalars) == expected
+    assert s.parameter_groups == "decay"
+
+
+def test_an_optimizer_in_the_json_has_one_group_under_the_trainer_too():
+    s = settings({"optimizer": {"type": "AdamW"}, "zero_optimization": {"stage": 2}}, trainer={"optim": "sgd"})
+    assert (s.parameter_groups, s.optimizer.implementation) == ("one", "FusedAdam")
+
+
+def test_a_package_beyond_torch_and_transformers_is_not_modelled():
+    s = settings({"zero_optimization": {"stage": 2}}, trainer={"optim": "paged_adamw_8bit"})
+    assert [f.key for f in s.not_modelled] == ["trainer.optim"]
+    assert any("paged_adamw_8bit is not modelled" in note for note in s.notes)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "zero", "words"),
+    [
+        ({"optim": "adamw_troch"}, {"stage": 2}, "did you mean 'adamw_torch'?"),
+        ({"optim": "adagrad"}, {"stage": 1}, "fails under ZeRO"),
+        ({"optim": "adafactor"}, {"stage": 2, "offload_optimizer": {"device": "cpu"}}, "CPUAdam"),
+    ],
+)
+def test_what_the_trainers_optimizer_fails_at(trainer, zero, words):
+    with pytest.raises(BadInput) as caught:
+        settings({"zero_optimization": zero}, trainer=trainer)
+    assert caught.value.field == "trainer.optim" and words in str(caught.value)
 
 
 # --- batch keys and "auto"
@@ -215,7 +281,11 @@ BAD = {
     "accumulation dtype": ({"data_types": {"grad_accum_dtype": "float32"}}, "deepspeed.data_types.grad_accum_dtype", "fp32, fp16 or bf16"),
     "optimizer without type": ({"optimizer": {"params": {}}}, "deepspeed.optimizer", "\"type\""),
     "optimizer a text": ({"optimizer": "AdamW"}, "deepspeed.optimizer", "\"type\""),
-    "optimizer unknown": ({"optimizer": {"type": "Adafactor"}}, "deepspeed.optimizer.type", "choose one of"),
+    "optimizer unknown": ({"optimizer": {"type": "OneBitAdam"}}, "deepspeed.optimizer.type", "choose one of"),
+    "optimizer in the wrong case": ({"optimizer": {"type": "sgd"}}, "deepspeed.optimizer.type", "write 'SGD'"),
+    "optimizer that needs a closure": ({"optimizer": {"type": "LBFGS"}}, "deepspeed.optimizer.type", "closure"),
+    "lamb offloaded": ({"optimizer": {"type": "Lamb"}, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}, "deepspeed.optimizer.type", "GPU only"),
+    "clipping in the optimizer": ({"optimizer": {"type": "AdamW", "params": {"max_grad_norm": 1.0}}}, "deepspeed.optimizer.params.max_grad_norm", "gradient_clipping"),
     "optimizer params a list": ({"optimizer": {"type": "AdamW", "params": [1]}}, "deepspeed.optimizer.params", "object"),
     "auto that nothing fills": ({"optimizer": {"type": "AdamW", "params": {"amsgrad": "auto"}}}, "deepspeed.optimizer.params.amsgrad", "nothing fills"),
 }

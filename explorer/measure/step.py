@@ -188,7 +188,7 @@ class Run:
 
         dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[self.settings.precision]
         partitioned = self.settings.stage == 3 and self.settings.zero_init
-        device = "cpu" if partitioned else self.meter.build_device()
+        device = "cpu" if partitioned else self.build_device()
         model = build_model(self.model, self.setup, device=device, dtype=dtype)
         self.meter.built(model, "host" if partitioned else "parameters")
         if partitioned:
@@ -199,6 +199,10 @@ class Run:
                     if buffer is not None:
                         module._buffers[name] = buffer.to(self.meter.build_device())
         return model
+
+    def build_device(self) -> str:
+        """Where the model is built before DeepSpeed gets it."""
+        return self.meter.build_device()
 
     def _config(self) -> dict[str, Any]:
         """What the plain engine takes: batch keys and "auto" resolved, an optimizer named, the log quiet."""

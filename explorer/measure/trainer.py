@@ -36,7 +36,7 @@ class TrainerRun(Run):
         self.reading: StepReading | None = None
         self.micro = 0
         self.folder = ""
-        self.notes.append(f"the step was run by transformers.Trainer; the model is built in {self.settings.precision} on the device, where from_pretrained loads it on the host in its config's dtype and DeepSpeed casts it there")
+        self.notes.append(f"the step was run by transformers.Trainer; the model is built on the host in {self.settings.precision}, where from_pretrained loads its config's dtype and DeepSpeed casts it before it moves it")
 
     def profile(self) -> Profile:
         """The whole run, with an output folder that goes with it."""
@@ -51,6 +51,7 @@ class TrainerRun(Run):
         self.meter.begin_init()
         deepspeed.init_distributed(verbose=False)
         model = self._counted(self._build())
+        model.to = _around(model.to, self._moved)
         with _Refusals(self):
             self.trainer = _trainer(self, model)
 
@@ -59,6 +60,16 @@ class TrainerRun(Run):
         with _Refusals(self):
             self.trainer.train()
         self._conclude()
+
+    def build_device(self) -> str:
+        """The host: DeepSpeed moves the model, tensor by tensor."""
+        return "cpu"
+
+    def _moved(self, plain: Any, *args: Any, **kwargs: Any) -> Any:
+        """On the GPU the weights have new addresses; most are copied once more before initialization ends, and gone by then."""
+        model = plain(*args, **kwargs)
+        self.meter.built(model, "parameters")
+        return model
 
     # --- what the Trainer is given
 
@@ -85,12 +96,8 @@ class TrainerRun(Run):
         self.engine = self.trainer.model_wrapped
         self.meter.watch(self.engine, self.settings)
         self.init = self.meter.end_init()
-        self.engine.backward = self._around(self.engine.backward, self._backward)
-        self.engine.step = self._around(self.engine.step, self._step_once)
-
-    @staticmethod
-    def _around(plain: Any, ours: Any) -> Any:
-        return lambda *args, **kwargs: ours(plain, *args, **kwargs)
+        self.engine.backward = _around(self.engine.backward, self._backward)
+        self.engine.step = _around(self.engine.step, self._step_once)
 
     def fetched(self, batches: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
         """All micro-batches of the next step, on the device. On the CPU accelerator they are copied, as moving to a GPU would."""
@@ -221,6 +228,10 @@ class _Rows:
         batch = {name: value[list(rows)] if isinstance(value, torch.Tensor) else value for name, value in self.batch.items()}
         self.meter.mark("rows", dict.fromkeys(storages(batch.values()), "host"))
         return batch
+
+
+def _around(plain: Any, ours: Any) -> Any:
+    return lambda *args, **kwargs: ours(plain, *args, **kwargs)
 
 
 def _copy(value: Any) -> Any:
