@@ -117,7 +117,7 @@ class _Recording:
         model, _ = self._model(at.get("patches", 0))
         batch = make_batch(self.model, setup, device="meta", dtype=getattr(torch, DTYPES[self.key.dtype]))
         forced = "flash" if self.key.attention == "flash_attention_2" else None
-        return record_trace(model, batch, self.key.generation, forced)
+        return record_trace(model, batch, self.key.generation, forced, self.key.padding)
 
     def _setup(self, at: Mapping[str, int]) -> Setup:
         changes: dict[str, Any] = {"micro_batch": at.get("batch", 1), "deepspeed": {}}

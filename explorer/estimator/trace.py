@@ -44,9 +44,9 @@ class _Call:
 class Trace(TorchDispatchMode):
     """The events of one run; use `record`."""
 
-    def __init__(self, model: torch.nn.Module, generation: str) -> None:
+    def __init__(self, model: torch.nn.Module, generation: str, padded: bool) -> None:
         super().__init__()
-        self.generation = generation
+        self.generation, self.padded = generation, padded
         self.events: list[Event] = []
         self.categories: dict[int, int] = {}
         self.modules = {id(module): name for name, module in model.named_modules()}
@@ -75,7 +75,7 @@ class Trace(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default and args[0].device.type == "meta":
-            return _scalar(args[0])
+            return _scalar(args[0], self.padded)
         owner = self._visit()
         out = func(*args, **(kwargs or {}))
         results = out if isinstance(out, tuple | list) else (out,)
@@ -247,10 +247,10 @@ class Trace(TorchDispatchMode):
         return ready
 
 
-def _scalar(tensor: torch.Tensor) -> Any:
-    """A question about values has no answer on the meta device; whether a full batch's mask is all ones has."""
+def _scalar(tensor: torch.Tensor, padded: bool) -> Any:
+    """A question about values has no answer on the meta device; whether a batch's mask is all ones has."""
     if tensor.dtype == torch.bool:
-        return True
+        return not padded
     raise CouldNotRun("the model's forward looks at tensor values, which a recording does not have; try eager attention, or the probe")
 
 
@@ -277,12 +277,12 @@ def _no_collection() -> Iterator[None]:
         gc.enable()
 
 
-def record(model: torch.nn.Module, batch: Mapping[str, Any], generation: str, forced_attention: str | None = None) -> Trace:
+def record(model: torch.nn.Module, batch: Mapping[str, Any], generation: str, forced_attention: str | None = None, padded: bool = False) -> Trace:
     """Run `loss = model(**batch).loss; loss.backward()` on the meta device and return what it did.
 
     The events keep gradients allocated (their rules free them), and free whatever else is left at the end.
     """
-    trace = Trace(model, generation)
+    trace = Trace(model, generation, padded)
     trace.foreign |= {t.untyped_storage()._cdata for t in batch.values() if isinstance(t, torch.Tensor)}
     with _no_collection(), standins.installed(generation, forced_attention), _hooks(trace, model), trace:
         loss = model(**batch).loss

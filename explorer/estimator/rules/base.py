@@ -141,18 +141,30 @@ class Rules:
         """The model moved to the GPU, tensor by tensor; parameter → block (runtime/engine.py, `_configure_distributed_model`)."""
         blocks = {i: self.writer.allocate(p.numel * self.model_bytes, "parameters", p.name) for i, p in enumerate(self.job.parameters)}
         self.writer.allocate(self.job.buffers_bytes, "parameters", "module buffers", "traced")
+        for _ in range(self.settings.optimizer.states_left_behind):
+            for i in self.job.trainable:
+                self.writer.allocate(self.job.parameters[i].numel * self.model_bytes, "optimizer", "states of the first instance")
         return blocks
 
-    def adam_states(self, sizes: Sequence[int], owner: str = "optimizer states") -> list[int]:
+    def optimizer_states(self, sizes: Sequence[int], owner: str = "optimizer states") -> list[int]:
         """The optimizer's state tensors for fp32 masters of these elements, one set per master."""
-        moments = self.settings.optimizer.moments
-        return [self.writer.allocate(4 * n, "optimizer", owner) for n in sizes for _ in range(moments)]
+        optimizer = self.settings.optimizer
+        each = [4] * optimizer.step_scalars
+        return [self.writer.allocate(n_bytes, "optimizer", owner) for n in sizes for n_bytes in [*each, *[4 * n] * optimizer.moments]]
 
-    def optimizer_temporaries(self, sizes: Sequence[int]) -> None:
-        """What the optimizer's own kernel holds while it updates masters of these elements (torch/optim, `_multi_tensor_adamw`)."""
-        count = self.settings.optimizer.foreach_temporaries
+    def optimizer_temporaries(self, sizes: Sequence[int], decays: bool = True) -> None:
+        """What the optimizer's own kernel holds while it updates masters of these elements: a foreach kernel for all at once, freed last to first.
+
+        `decays`: whether they are of the group with weight decay, or of the only one.
+        """
+        optimizer = self.settings.optimizer
+        count = optimizer.foreach_temporaries if decays else optimizer.undecayed_temporaries
+        if optimizer.kernel == "single":
+            for n in sizes:
+                self.writer.free(*[self.writer.allocate(4 * n, "temporary", "optimizer temporaries") for _ in range(count)])
+            return
         blocks = [self.writer.allocate(4 * n, "temporary", "optimizer temporaries") for _ in range(count) for n in sizes]
-        self.writer.free(*blocks)
+        self.writer.free(*reversed(blocks))
 
     def norms(self, sizes: Sequence[int], stream: int = COMPUTE) -> None:
         """The gradient norm, tensor by tensor in fp64 (runtime/zero/utils.py, `get_norm_dtype`)."""

@@ -55,9 +55,9 @@ class BF16(Rules):
     def step(self) -> None:
         first = self.states is None
         self.states = self.states or []
-        if first:
-            for group in self.groups:
-                self.states += self.adam_states([group.own])
-        self.optimizer_temporaries([group.own for group in self.groups])
+        for group in self.groups:
+            if first:
+                self.states += self.optimizer_states([group.own])
+            self.optimizer_temporaries([group.own], decays=group is self.groups[0])
         self.writer.free(*(self.gradients[i] for group in self.groups for i in group.parameters if i in self.gradients))
         self.gradients = {}

@@ -19,13 +19,15 @@ class Stage0(Rules):
 
     def __init__(self, job: Job, writer: Writer) -> None:
         super().__init__(job, writer)
-        self.trainable = job.trainable
+        self.trainable = tuple(i for group in job.groups for i in group)
         self.sizes = [job.parameters[i].numel for i in self.trainable]
         self.gradients: dict[int, int] = {}
         self.micro = 0
 
     def init(self) -> None:
         self.load_model()
+        if self.settings.optimizer.states_at_init:
+            self.states = self.optimizer_states(self.sizes)
 
     def before_micro(self, index: int) -> None:
         self.micro = index
@@ -44,10 +46,18 @@ class Stage0(Rules):
             self.writer.transient(elements * self.model_bytes, "flat gradients for all-reduce")
 
     def step(self) -> None:
-        if self.states is None:
-            self.states = self.adam_states(self.sizes)
-        self.optimizer_temporaries(self.sizes)
+        self._update()
         self._drop_gradients()
+
+    def _update(self) -> None:
+        """The optimizer's step: group by group, each with the states it still lacks."""
+        first = self.states is None
+        self.states = self.states or []
+        for position, group in enumerate(self.job.groups):
+            sizes = [self.job.parameters[i].numel for i in group]
+            if first:
+                self.states += self.optimizer_states(sizes)
+            self.optimizer_temporaries(sizes, decays=position == 0)
 
     def _drop_gradients(self) -> None:
         """In the model's order, as `zero_grad` goes."""
@@ -68,7 +78,7 @@ class Stage0Fused(Stage0):
         w.allocate(4 * elements, "optimizer", "fp32_groups_flat")
         w.free(clone)
         zeros = w.allocate(4 * elements, "temporary", "initialize_optimizer_states")
-        self.states = self.adam_states([elements])
+        self.states = self.optimizer_states([elements])
         w.free(zeros)
 
     def step(self) -> None:
@@ -91,14 +101,13 @@ class Stage0Unfused(Stage0):
             w.allocate(4 * n, "optimizer", "fp32_groups")
         zeros = [w.allocate(2 * n, "temporary", "initialize_optimizer_states") for n in self.sizes]
         zeros += [w.allocate(4 * n, "temporary", "initialize_optimizer_states") for n in self.sizes]
-        self.states = self.adam_states(self.sizes)
-        self.optimizer_temporaries(self.sizes)
+        self._update()
         w.free(*zeros)
 
     def step(self) -> None:
         w = self.writer
         fp32 = [w.allocate(4 * n, "temporary", "fp32 gradients") for n in self.sizes]
-        self.optimizer_temporaries(self.sizes)
+        self._update()
         w.free(*fp32)
         self._drop_gradients()
 

@@ -88,6 +88,8 @@ class Stage12(Rules):
         else:
             for group in self.groups:
                 self.writer.transient(4 * group.own, "initialize_optimizer_states")
+            if self.settings.optimizer.states_at_init:
+                self.states = self.optimizer_states([group.own for group in self.groups])
 
     def _flatten(self, group: Group, blocks: dict[int, int]) -> None:
         w, s = self.writer, self.model_bytes
@@ -253,8 +255,8 @@ class Stage12(Rules):
             if group is self.groups[-1]:
                 self._drop_kept()
             if first:
-                self.states += self.adam_states([group.own])
-            self.optimizer_temporaries([group.own])
+                self.states += self.optimizer_states([group.own])
+            self.optimizer_temporaries([group.own], decays=group is self.groups[0])
             self.writer.free(fp32)
 
     def _forget_unowned(self) -> None:

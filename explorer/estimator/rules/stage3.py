@@ -37,15 +37,17 @@ class Stage3(Rules):
         self.micro = 0
 
     def _sub_groups(self) -> list[list[int]]:
-        """Parameters in groups that just pass `sub_group_size` elements of a partition (`_create_fp16_sub_groups`)."""
-        groups: list[list[int]] = [[]]
-        elements = 0
-        for i in self.trainable:
-            groups[-1].append(i)
-            elements += self.shares[i]
-            if elements >= self.settings.sub_group_size:
-                groups.append([])
-                elements = 0
+        """Parameters in groups that just pass `sub_group_size` elements of a partition, each inside one parameter group (`_create_fp16_sub_groups`)."""
+        groups: list[list[int]] = []
+        for parameters in self.job.groups:
+            groups.append([])
+            elements = 0
+            for i in parameters:
+                groups[-1].append(i)
+                elements += self.shares[i]
+                if elements >= self.settings.sub_group_size:
+                    groups.append([])
+                    elements = 0
         return [g for g in groups if g]
 
     def _elements(self, group: list[int]) -> int:
@@ -67,6 +69,8 @@ class Stage3(Rules):
         else:
             largest = max((self._elements(g) for g in self.sub_groups), default=0)
             w.transient(4 * largest, "initialize_optimizer_states")
+            if self.settings.optimizer.states_at_init:
+                self.states = self.optimizer_states([self._elements(g) for g in self.sub_groups])
         if self.settings.contiguous_gradients:
             w.allocate(self.settings.reduce_bucket_size * s, "comm_buffers", "ipg_bucket")
         if not self.offload:
@@ -219,6 +223,6 @@ class Stage3(Rules):
                 fp32 = w.allocate(4 * elements, "temporary", "fp32 gradients")
                 w.free(flat)
             if new:
-                self.states += self.adam_states([elements])
-            self.optimizer_temporaries([elements])
+                self.states += self.optimizer_states([elements])
+            self.optimizer_temporaries([elements], decays=group[0] in self.job.groups[0])
             w.free(fp32)
