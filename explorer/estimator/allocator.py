@@ -9,6 +9,7 @@ segment per pool and stream, mapped in whole pages.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -39,15 +40,10 @@ class OutOfMemory(Exception):
         super().__init__(requested)
 
 
-class _Block:
-    __slots__ = ("size", "address", "pool", "free", "before", "after", "segment")
-
-    def __init__(self, size: int, address: int, pool: int, segment: int) -> None:
-        self.size, self.address, self.pool, self.segment = size, address, pool, segment
-        self.free = True
-        self.before: _Block | None = None
-        self.after: _Block | None = None
-
+_Block = list
+"""[bytes, address, whether free, neighbour before, neighbour after, pool, bytes of its segment]: a list, since there are a hundred
+thousand of them in an estimate and Python makes lists fastest."""
+SIZE, ADDRESS, FREE, BEFORE, AFTER, POOL, SEGMENT = range(7)
 
 _Pool = list[tuple[int, int, _Block]]
 """Free blocks by (size, address): tuples, which Python compares in C; addresses differ, so blocks are never compared."""
@@ -68,55 +64,62 @@ class Allocator:
     """The allocator's state. Addresses are made up: only their order within and among segments matters."""
 
     def __init__(self, options: Options, limit: int | None) -> None:
-        self.options, self.limit = options, limit
-        self.pools: dict[int, _Pool] = {}
+        self.limit = limit
+        self.expandable = options.expandable_segments
+        self.most = options.max_split_bytes if options.max_split_bytes is not None and not self.expandable else 1 << 62
+        """Blocks of this size and larger are never split, and serve only requests nearly as large."""
+        self.pools: dict[int, _Pool] = defaultdict(list)
         self.tails: dict[int, _Block] = {}
         """Expandable segments: the last block of each pool's one segment."""
         self.allocated = self.reserved = 0
         self.next_address = 0
 
-    def allocate(self, size: int, stream: int) -> _Block | None:
-        """A block of at least `size` (already rounded) bytes, or None where the limit leaves no room."""
-        small = size <= SMALL
-        key = stream * 2 + small
-        pool = self.pools.get(key)
-        if pool is None:
-            pool = self.pools[key] = []
-        block = self._best_fit(pool, size, small)
-        if block is None:
-            block = self._segment(size, key, small)
-            if block is None:
-                return None
-        rest = block.size - size
-        if (rest >= MINIMUM if small or self.options.expandable_segments else rest > SMALL and self._may_split(size)):
-            self._split(block, size, pool)
-        block.free = False
-        self.allocated += block.size
-        return block
-
-    def _may_split(self, size: int) -> bool:
-        return self.options.max_split_bytes is None or size < self.options.max_split_bytes
-
-    def _best_fit(self, pool: _Pool, size: int, small: bool) -> _Block | None:
+    def fitting(self, size: int, stream: int) -> int:
+        """Position of the best fit among the free blocks of a request's pool; −1 where none fits."""
+        pool = self.pools[stream * 2 + (size <= SMALL)]
         i = bisect_left(pool, (size,))
         if i == len(pool):
+            return -1
+        have = pool[i][0]
+        if have >= self.most and size > SMALL and (size < self.most or have >= size + LARGE_SEGMENT):
+            return -1
+        return i
+
+    def kept(self, have: int, size: int) -> int:
+        """Bytes of a block of `have` that a request of `size` takes: all of it where the rest is not worth keeping."""
+        worth = have - size >= MINIMUM if size <= SMALL or self.expandable else have - size > SMALL and size < self.most
+        return size if worth else have
+
+    def allocate(self, size: int, stream: int) -> _Block | None:
+        """A block of at least `size` (already rounded) bytes, or None where the limit leaves no room."""
+        key = stream * 2 + (size <= SMALL)
+        i = self.fitting(size, stream)
+        block = self.pools[key].pop(i)[2] if i >= 0 else self._segment(size, key, size <= SMALL)
+        if block is None:
             return None
-        block = pool[i][2]
-        most = self.options.max_split_bytes
-        if most is not None and not small and not self.options.expandable_segments:
-            if (size < most <= block.size) or (size >= most and block.size >= size + LARGE_SEGMENT):
-                return None
-        del pool[i]
+        have = block[SIZE]
+        taken = self.kept(have, size)
+        if taken != have:
+            address = block[ADDRESS] + size
+            rest = [have - size, address, True, block, block[AFTER], key, block[SEGMENT]]
+            if rest[AFTER] is not None:
+                rest[AFTER][BEFORE] = rest
+            block[SIZE], block[AFTER] = size, rest
+            if self.expandable and self.tails[key] is block:
+                self.tails[key] = rest
+            insort(self.pools[key], (have - size, address, rest))
+        block[FREE] = False
+        self.allocated += taken
         return block
 
     def _segment(self, size: int, key: int, small: bool) -> _Block | None:
-        if self.options.expandable_segments:
+        if self.expandable:
             return self._grow(size, key)
         wanted = SMALL_SEGMENT if small else LARGE_SEGMENT if size < OWN_SEGMENT else -(-size // PAGE) * PAGE
         if not self._reserve(wanted):
             return None
         self.next_address += 1 << 48
-        return _Block(wanted, self.next_address, key, wanted)
+        return [wanted, self.next_address, True, None, None, key, wanted]
 
     def _reserve(self, wanted: int) -> bool:
         """Take bytes of the device, after giving cached ones back where the limit asks for it."""
@@ -138,94 +141,83 @@ class Allocator:
         self.reserved += grown
         if have:
             _remove(self.pools[key], tail)
-            tail.size += grown
+            tail[SIZE] += grown
             return tail
         if tail is None:
             self.next_address += 1 << 48
-            block = _Block(grown, self.next_address, key, 0)
+            block = [grown, self.next_address, True, None, None, key, 0]
         else:
-            block = _Block(grown, tail.address + tail.size, key, 0)
-            block.before, tail.after = tail, block
+            block = [grown, tail[ADDRESS] + tail[SIZE], True, tail, None, key, 0]
+            tail[AFTER] = block
         self.tails[key] = block
         return block
 
     def _growth(self, size: int, key: int) -> tuple[_Block | None, int, int]:
         """(last block, its bytes where it is free, bytes to map for `size`)."""
         tail = self.tails.get(key)
-        have = tail.size if tail is not None and tail.free else 0
+        have = tail[SIZE] if tail is not None and tail[FREE] else 0
         return tail, have, -(-(size - have) // PAGE) * PAGE
 
     def release(self) -> None:
         """Give whole free segments back to the device (`empty_cache`); of an expandable one, the free pages at its end."""
-        if self.options.expandable_segments:
+        if self.expandable:
             self._shorten()
             return
         for pool in self.pools.values():
             kept = []
             for entry in pool:
                 block = entry[2]
-                if block.before is None and block.after is None:
-                    self.reserved -= block.segment
+                if block[BEFORE] is None and block[AFTER] is None:
+                    self.reserved -= block[SEGMENT]
                 else:
                     kept.append(entry)
             pool[:] = kept
 
     def _shorten(self) -> None:
         for key, tail in list(self.tails.items()):
-            if tail.free:
-                pages = tail.size // PAGE * PAGE
+            if tail[FREE]:
+                pages = tail[SIZE] // PAGE * PAGE
                 _remove(self.pools[key], tail)
                 self.reserved -= pages
-                tail.size -= pages
-                if tail.size:
-                    _insert(self.pools[key], tail)
-                elif tail.before is None:
+                tail[SIZE] -= pages
+                if tail[SIZE]:
+                    insort(self.pools[key], (tail[SIZE], tail[ADDRESS], tail))
+                elif tail[BEFORE] is None:
                     del self.tails[key]
                 else:
-                    tail.before.after, self.tails[key] = None, tail.before
-
-    def _split(self, block: _Block, size: int, pool: _Pool) -> None:
-        rest = _Block(block.size - size, block.address + size, block.pool, block.segment)
-        rest.before, rest.after = block, block.after
-        if rest.after is not None:
-            rest.after.before = rest
-        block.size, block.after = size, rest
-        if self.tails.get(block.pool) is block:
-            self.tails[block.pool] = rest
-        _insert(pool, rest)
+                    tail[BEFORE][AFTER], self.tails[key] = None, tail[BEFORE]
 
     def free(self, block: _Block) -> None:
         """Return a block to its pool, merged with free neighbours."""
-        self.allocated -= block.size
-        pool = self.pools[block.pool]
-        before, after = block.before, block.after
-        if before is not None and before.free:
-            _remove(pool, before)
-            before.size += block.size
-            before.after = after
-            if after is not None:
-                after.before = before
-            if self.tails.get(block.pool) is block:
-                self.tails[block.pool] = before
+        size, address, _, before, after, key, _ = block
+        self.allocated -= size
+        pool = self.pools[key]
+        if after is not None and after[FREE]:
+            more = after[SIZE]
+            del pool[bisect_left(pool, (more, after[ADDRESS]))]
+            block[AFTER] = beyond = after[AFTER]
+            if beyond is not None:
+                beyond[BEFORE] = block
+            if self.expandable and self.tails[key] is after:
+                self.tails[key] = block
+            size += more
+        if before is not None and before[FREE]:
+            less = before[SIZE]
+            address = before[ADDRESS]
+            del pool[bisect_left(pool, (less, address))]
+            before[AFTER] = beyond = block[AFTER]
+            if beyond is not None:
+                beyond[BEFORE] = before
+            if self.expandable and self.tails[key] is block:
+                self.tails[key] = before
+            size += less
             block = before
-        if after is not None and after.free:
-            _remove(pool, after)
-            block.size += after.size
-            block.after = after.after
-            if after.after is not None:
-                after.after.before = block
-            if self.tails.get(block.pool) is after:
-                self.tails[block.pool] = block
-        block.free = True
-        _insert(pool, block)
-
-
-def _insert(pool: _Pool, block: _Block) -> None:
-    insort(pool, (block.size, block.address, block))
+        block[SIZE], block[FREE] = size, True
+        insort(pool, (size, address, block))
 
 
 def _remove(pool: _Pool, block: _Block) -> None:
-    del pool[bisect_left(pool, (block.size, block.address))]
+    del pool[bisect_left(pool, (block[SIZE], block[ADDRESS]))]
 
 
 def run(stream: Stream, options: Options, limit: int | None = None, releases: frozenset[int] = frozenset()) -> Usage:
@@ -239,21 +231,35 @@ def run(stream: Stream, options: Options, limit: int | None = None, releases: fr
     sizes = list(rounded)
     failure = None
     position = 0
+    passing = 0
+    """A block that is freed next, and so changes nothing."""
     for position, event in enumerate(order, 1):
-        if not rounded[abs(event) - 1]:
-            pass  # PyTorch asks for nothing where there are no bytes
-        elif event > 0:
+        if event < 0:
+            if -event == passing:
+                passing = 0
+            elif rounded[-event - 1]:
+                allocator.free(live.pop(-event))
+            allocated[position] = allocator.allocated
+            reserved[position] = allocator.reserved
+            continue
+        size = rounded[event - 1]  # PyTorch asks for nothing where there are no bytes
+        if size:
             if position in releases:
                 allocator.release()
-            block = allocator.allocate(rounded[event - 1], streams[event - 1])
+            side = streams[event - 1]
+            if position < len(order) and order[position] == -event and (i := allocator.fitting(size, side)) >= 0:
+                passing = event
+                sizes[event - 1] = allocator.kept(allocator.pools[side * 2 + (size <= SMALL)][i][0], size)
+                allocated[position] = allocator.allocated + sizes[event - 1]
+                reserved[position] = allocator.reserved
+                continue
+            block = allocator.allocate(size, side)
             if block is None:
                 failure = OutOfMemory(position - 1, event, int(stream.bytes[event - 1]), allocator.allocated, allocator.reserved)
                 position -= 1
                 break
             live[event] = block
-            sizes[event - 1] = block.size
-        else:
-            allocator.free(live.pop(-event))
+            sizes[event - 1] = block[SIZE]
         allocated[position] = allocator.allocated
         reserved[position] = allocator.reserved
     return Usage(np.array(allocated[: position + 1]), np.array(reserved[: position + 1]), np.array(sizes), failure)
