@@ -1,7 +1,8 @@
 # make dashboard   set everything up and serve the dashboard on this machine
 # make test        set everything up and run all tests
+# make accuracy    set everything up, estimate every measured job and print how far off (no GPU; docs/accuracy.md)
 #
-# Variables: PYTHON (3.11 or newer; found by itself), VENV (.venv), PORT (8866), ARGS (more arguments for Voila or pytest),
+# Variables: PYTHON (3.11 or newer; found by itself), VENV (.venv), PORT (8866), ARGS (more arguments for Voila, pytest or the table),
 # VENV_FLAGS (--system-site-packages keeps a PyTorch that is already installed).
 
 VENV ?= .venv
@@ -9,9 +10,9 @@ PORT ?= 8866
 RUN = PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" "$(VENV)/bin/python" -m
 export PYTHON VENV VENV_FLAGS
 
-.PHONY: help dashboard test lint
+.PHONY: help dashboard test accuracy lint
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | head -5
+	@sed -n 's/^# \{0,1\}//p' Makefile | head -6
 
 dashboard:
 	@sh tools/setup.sh probe
@@ -21,6 +22,10 @@ dashboard:
 test:
 	@sh tools/setup.sh probe,test
 	@$(RUN) pytest $(ARGS)
+
+accuracy:
+	@sh tools/setup.sh probe
+	@$(RUN) benchmarks.accuracy $(ARGS)
 
 lint:
 	@sh tools/setup.sh probe,test
