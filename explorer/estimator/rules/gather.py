@@ -6,6 +6,7 @@ coordinator also prefetches along the recorded order, and keeps what is used aga
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict, deque
 from math import ceil
 
@@ -37,6 +38,12 @@ class Coordinator:
         self.available = 0
         self.order: tuple[int, ...] = ()
         """Modules in hook order, from the recorded micro-batch."""
+        self.entries: list[tuple[int, int]] = []
+        """(parameter, step) along the order."""
+        self.uses: dict[int, list[int]] = defaultdict(list)
+        """Parameter → the steps at which a module with it runs, ascending."""
+        self.elements_before: list[int] = [0]
+        """Step → elements that the modules before it take."""
         self.recorded: list[int] = []
         self.queue: deque[tuple[int, int]] = deque()
         self.fetched_for: dict[int, int] = {}
@@ -51,17 +58,21 @@ class Coordinator:
     def start_micro(self) -> None:
         """`reset_step`, before each forward: the second one turns the recording into a trace."""
         if self.micro == 1:
-            self.order = tuple(self.recorded)
+            self._build_trace()
         self.micro += 1
         self.step_id = self.available = 0
-        last_used: dict[int, int] = {}
-        entries = []
-        for step, module in enumerate(self.order):
-            for parameter in self.job.direct[module]:
-                last_used[parameter] = step
-                entries.append((parameter, step))
-        self.queue = deque(entries)
+        self.queue = deque(self.entries)
         self.fetched_for = defaultdict(lambda: _NEVER)
+
+    def _build_trace(self) -> None:
+        self.order = tuple(self.recorded)
+        for step, module in enumerate(self.order):
+            taken = 0
+            for parameter in self.job.direct[module]:
+                self.entries.append((parameter, step))
+                self.uses[parameter].append(step)
+                taken += self._numel(parameter)
+            self.elements_before.append(self.elements_before[-1] + taken)
 
     # --- fetch and release
 
@@ -112,17 +123,15 @@ class Coordinator:
     def _to_release(self, module: int) -> set[int]:
         if not self.complete:
             return set(self.job.direct[module])
-        going = {p for p in self.job.direct[module] if p not in self.persistent and self.fetched_for[p] <= self.step_id}
-        if not going:
-            return going
-        passed = 0
-        for later in self.order[self.step_id :]:
-            if passed >= self.settings.max_reuse_distance:
-                break
-            for parameter in self.job.direct[later]:
-                going.discard(parameter)
-                passed += self._numel(parameter)
-        return going
+        return {p for p in self.job.direct[module] if p not in self.persistent and self.fetched_for[p] <= self.step_id and not self._used_soon(p)}
+
+    def _used_soon(self, parameter: int) -> bool:
+        """Whether a later module needs it before `max_reuse_distance` elements have passed."""
+        steps = self.uses[parameter]
+        i = bisect_left(steps, self.step_id)
+        if i == len(steps):
+            return False
+        return self.elements_before[steps[i]] - self.elements_before[self.step_id] < self.settings.max_reuse_distance
 
     def release_all(self) -> None:
         """Before the step everything is partitioned again."""
