@@ -247,6 +247,11 @@ def _cases(pairs: Iterable[Pair]) -> Iterator[tuple[Case, Pair]]:
             yield Case(p.row, known), p
 
 
+def not_installed() -> list[str]:
+    """Tools that could not be asked because they are not here."""
+    return [name for name, found in (("DeepSpeed", _deepspeed()), ("accelerate", _accelerate())) if found is None]
+
+
 def without_facts(pairs: Iterable[Pair]) -> list[str]:
     """Models that facts.json lacks, so that no tool could be asked of them."""
     facts = load()

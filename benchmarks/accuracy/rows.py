@@ -107,7 +107,7 @@ def pair(row: Row) -> Pair:
         setup = Setup.from_job(row.setup)
         return Pair(row=row, profile=estimate(setup, largest=False), largest=largest_micro_batch(setup) if row.largest else None)
     except (BadInput, CouldNotRun) as error:
-        return Pair(row=row, profile=None, error=str(error))
+        return Pair(row=row, profile=None, error=str(error).partition("\n")[0])
 
 
 def pairs(rows: Iterable[Row], on_progress: Callable[[int], None] = lambda _: None) -> list[Pair]:

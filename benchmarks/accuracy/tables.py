@@ -170,6 +170,8 @@ def others_section(pairs: Sequence[Pair]) -> str:
     lines = [_other_line(line) for line in others.side_by_side(chosen)]
     parts = [table(("tool", "against", "rows", "said ÷ measured, median", "lowest to highest", "worst", "ours, median", "ours, worst"), lines)]
     parts.append(f"DeepSpeed has no such function for stages 0 and 1: {sum(p.mode[0] in '01' for p in chosen)} of these {len(chosen)} rows.")
+    if absent := others.not_installed():
+        parts.append(f"Not asked, because not installed here: {', '.join(absent)}.")
     missing = others.without_facts(chosen)
     if missing:
         parts.append(f"No tool was asked of {', '.join(missing)}: `python -m benchmarks.accuracy.facts` has not been run since.")
