@@ -9,6 +9,7 @@ from typing import Any
 
 from explorer.catalog import Model, find_model, lengths
 from explorer.dsconfig import resolve
+from explorer.errors import missing_extra
 from explorer.measure.client import accelerator
 from explorer.setup import Setup
 from explorer.units import GiB, human
@@ -37,8 +38,8 @@ def about_parameters(model: Model) -> int:
 
 
 def _why_not_anywhere(setup: Setup) -> str | None:
-    if setup.lora is not None:
-        return "a real step cannot attach LoRA adapters yet; leave lora out, or train a part of the model with trainable"
+    if setup.lora is not None and importlib.util.find_spec("peft") is None:
+        return str(missing_extra("lora", "peft"))
     if setup.attention == "flash_attention_2" and not any(importlib.util.find_spec(name) for name in ("flash_attn", "kernels")):
         return "flash_attention_2 needs the package flash-attn, which is not installed here; sdpa keeps as little in memory"
     return None

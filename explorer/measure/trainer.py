@@ -7,6 +7,7 @@ engine's `backward`, the step with its `step`.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import tempfile
 import traceback
@@ -165,10 +166,10 @@ class _Refusals:
 
 def _trainer(run: TrainerRun, model: Any) -> Any:
     """A Trainer that tells `run` of its moments."""
-    try:
-        from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments, training_args
-    except ImportError:
-        raise CouldNotRun("a job with a trainer part needs accelerate: pip install accelerate") from None
+    if importlib.util.find_spec("accelerate") is None:
+        raise CouldNotRun("a job with a trainer part needs accelerate: pip install accelerate")
+    from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments, training_args
+
     if run.device == "cpu":
         training_args.is_torch_bf16_gpu_available = lambda: True  # it asks for a GPU; DeepSpeed's CPU accelerator has bf16
         _ranks_on_cpu()

@@ -40,7 +40,7 @@ def preload() -> None:
     """Everything a child needs, without touching CUDA: torch asks NVML, not the driver, whether there is a GPU."""
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    for name in ("torch", "transformers", "deepspeed", "psutil", "explorer.workload", "explorer.dsconfig.auto", "explorer.measure.step", "explorer.measure.meter_cuda", "explorer.measure.meter_cpu", "explorer.measure.summary", "explorer.estimator.recorder", "explorer.estimator.trace"):
+    for name in ("torch", "transformers", "transformers.trainer", "deepspeed", "psutil", "explorer.workload", "explorer.dsconfig.auto", "explorer.measure.step", "explorer.measure.trainer", "explorer.measure.meter_cuda", "explorer.measure.meter_cpu", "explorer.measure.summary", "explorer.estimator.recorder", "explorer.estimator.trace"):
         importlib.import_module(name)
     from transformers import AutoConfig, AutoModelForCausalLM  # noqa: F401 (loads the lazy modules once)
 

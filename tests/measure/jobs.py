@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from explorer.estimator import estimate as estimator
+from explorer.estimator import replay
+from explorer.profile import Profile
 from explorer.setup import Setup
 
 LLAMA = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 128}
@@ -23,3 +28,11 @@ def job(model: dict[str, Any], stage: int, *, world_size: int = 1, offload: bool
     if precision != "fp32":
         deepspeed[precision] = {"enabled": True}
     return Setup(model=model, micro_batch=2, sequence=64, world_size=world_size, deepspeed=deepspeed, **fields)
+
+
+def estimated(setup: Setup) -> Profile:
+    """The estimate without what a CPU has not: the workspaces of cuBLAS and cuBLASLt."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(estimator, "DEFAULT_WORKSPACE", 512)
+        patch.setattr(replay, "CUBLASLT_BYTES", 512)
+        return estimator.estimate(setup, largest=False)

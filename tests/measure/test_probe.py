@@ -6,11 +6,10 @@ from functools import cache
 
 import pytest
 
-from explorer.estimator import estimate as estimator
 from explorer.measure.runner import probe
 from explorer.profile import CATEGORIES, Profile
 from explorer.setup import Setup
-from tests.measure.jobs import GPT2, LLAMA, PARAMETERS, job
+from tests.measure.jobs import GPT2, LLAMA, PARAMETERS, estimated, job
 
 pytestmark = pytest.mark.usefixtures("needs_extra")
 
@@ -35,10 +34,7 @@ APART = {("stage 3 of 8 offloaded", "init")}
 def both(name: str) -> tuple[Setup, Profile, Profile]:
     """(setup, measured, estimated), one run each."""
     setup = JOBS[name]
-    measured = probe(setup, save=False)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(estimator, "DEFAULT_WORKSPACE", 512)  # cuBLAS's, which a CPU has not
-        return setup, measured, estimator.estimate(setup, largest=False)
+    return setup, probe(setup, save=False), estimated(setup)
 
 
 BLOCKS = 54 * 256
@@ -91,9 +87,9 @@ def test_bytes_per_parameter_are_what_zero_says(name):
 @pytest.mark.parametrize("name", JOBS)
 def test_the_estimate_said_so(name):
     """Every phase's peak, and what the engine holds in it, within 2 %; the estimate's blocks of 512 bytes allowed for."""
-    _, measured, estimated = both(name)
-    assert estimated.parameters == measured.parameters
-    for step, theirs in phases(estimated):
+    _, measured, said = both(name)
+    assert said.parameters == measured.parameters
+    for step, theirs in phases(said):
         if (name, theirs.phase) in APART:
             continue
         mine = measured.phase(step, theirs.phase)
