@@ -76,6 +76,7 @@ class Setup:
         given = {k: v for k, v in job.items() if k != "schema"}
         for key in [k for k, v in given.items() if v is None and k in _NONE_IS_DEFAULT]:
             del given[key]
+        _fill_from_trainer(given)
         if isinstance(given.get("trainable"), list):
             given["trainable"] = tuple(given["trainable"])
         return cls(**given)
@@ -174,6 +175,17 @@ def _check_json(name: str, value: Any) -> None:
         raise BadInput(name, "holds NaN, an infinity, or itself, which JSON has no form for") from None
     if len(text) > _LARGEST_FILE_BYTES:
         raise BadInput(name, f"is too large to be a configuration (over {_LARGEST_FILE_BYTES // 10**6} MB)")
+
+
+def _fill_from_trainer(given: dict[str, Any]) -> None:
+    """What the job leaves out and the Trainer's arguments say of the model."""
+    trainer = given.get("trainer")
+    if not isinstance(trainer, Mapping):
+        return
+    if "gradient_checkpointing" not in given and trainer.get("gradient_checkpointing"):
+        given["gradient_checkpointing"] = trainer.get("gradient_checkpointing_kwargs") or True
+    if "use_cache" not in given and trainer.get("use_cache"):
+        given["use_cache"] = True
 
 
 def _nearest(word: str, known: set[str]) -> str:

@@ -166,6 +166,22 @@ def test_what_the_trainers_optimizer_fails_at(trainer, zero, words):
     assert caught.value.field == "trainer.optim" and words in str(caught.value)
 
 
+def test_arguments_that_change_memory_are_told_or_refused():
+    assert [f.key for f in settings({}, trainer={"label_smoothing_factor": 0.1, "neftune_noise_alpha": None, "use_liger_kernel": True}).not_modelled] == ["trainer.use_liger_kernel", "trainer.label_smoothing_factor"]
+    for trainer, field in (({"fsdp": "full_shard"}, "trainer.fsdp"), ({"gradient_checkpointing": True}, "gradient_checkpointing")):
+        with pytest.raises(BadInput) as caught:
+            settings({}, trainer=trainer)
+        assert caught.value.field == field
+
+
+def test_a_job_takes_checkpointing_from_the_trainer():
+    job = {"model": "gpt2", "micro_batch": 4, "trainer": {"gradient_checkpointing": True, "use_cache": True}}
+    assert (Setup.from_job(job).gradient_checkpointing, Setup.from_job(job).use_cache) == (True, True)
+    job["trainer"]["gradient_checkpointing_kwargs"] = {"use_reentrant": True}
+    assert Setup.from_job(job).gradient_checkpointing == {"use_reentrant": True}
+    assert Setup.from_job({**job, "gradient_checkpointing": {"use_reentrant": False}}).gradient_checkpointing == {"use_reentrant": False}
+
+
 # --- batch keys and "auto"
 
 

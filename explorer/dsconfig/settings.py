@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from explorer.dsconfig.arguments import not_modelled
 from explorer.dsconfig.auto import fill_auto
 from explorer.dsconfig.findings import Finding
 from explorer.dsconfig.keys import OFFLOAD_OPTIMIZER, OFFLOAD_PARAM, ZERO, read_bool, read_section
@@ -40,6 +41,9 @@ class Settings:
 
     stage: Literal[0, 1, 2, 3]
     precision: Precision
+    """Of the weights."""
+    autocast: Literal["fp16", "bf16"] | None
+    """What torch.autocast computes in; weights are fp32 then."""
     optimizer: Optimizer
     parameter_groups: Literal["one", "decay"]
     """"decay": the Trainer's two groups, parameters that decay (`Parameter.decays`) and those that do not; an empty one is dropped."""
@@ -71,6 +75,11 @@ class Settings:
     notes: tuple[str, ...] = ()
 
     @property
+    def compute(self) -> str:
+        """What the forward computes in: a precision, or "autocast_" and one."""
+        return self.precision if self.autocast is None else f"autocast_{self.autocast}"
+
+    @property
     def model_bytes(self) -> int:
         """Bytes of one model parameter."""
         return 4 if self.precision == "fp32" else 2
@@ -99,11 +108,13 @@ def resolve(setup: Setup) -> Settings:
     remade = (stage > 0 or precision != "fp32") and not (stage == 3 and setup.zero_init)
     choice = choose(config, setup.trainer, stage=stage, offloaded=offload_optimizer is not None, remade=remade)
     findings.extend(choice.findings)
+    missing = (*choice.not_modelled, *not_modelled(setup.trainer, setup.gradient_checkpointing))
     notes.extend(choice.notes)
-    notes.extend(f"{f.key}: {f.text}" for f in (*findings, *choice.not_modelled))
+    notes.extend(f"{f.key}: {f.text}" for f in (*findings, *missing))
     return Settings(
         stage=stage,
         precision=precision,
+        autocast=_autocast(config, precision),
         optimizer=choice.optimizer,
         parameter_groups=choice.groups,
         offload_optimizer=offload_optimizer,
@@ -122,7 +133,7 @@ def resolve(setup: Setup) -> Settings:
         zero_init=setup.zero_init,
         config=config,
         findings=tuple(findings),
-        not_modelled=tuple(choice.not_modelled),
+        not_modelled=missing,
         notes=tuple(notes),
         **{k: zero[k] for k in ("reduce_bucket_size", "contiguous_gradients", "reduce_scatter", "round_robin_gradients", "parameter_alignment", "sub_group_size")},
     )
@@ -139,6 +150,21 @@ def _precision(config: Mapping[str, Any]) -> Precision:
     if len(enabled) == 2:
         raise BadInput("deepspeed.bf16.enabled", "is true while fp16.enabled is true too, which DeepSpeed refuses; turn one of them off")
     return enabled[0] if enabled else "fp32"
+
+
+def _autocast(config: Mapping[str, Any], precision: Precision) -> Literal["fp16", "bf16"] | None:
+    section = config.get("torch_autocast", {})
+    if not isinstance(section, Mapping):
+        raise BadInput("deepspeed.torch_autocast", f"is {section!r}; give an object such as {{\"enabled\": true, \"dtype\": \"bfloat16\"}}")
+    if not read_bool(section.get("enabled", False), "deepspeed.torch_autocast.enabled"):
+        return None
+    if precision != "fp32":
+        raise BadInput("deepspeed.torch_autocast.enabled", f"is true while {precision}.enabled is true too, which DeepSpeed refuses; turn one of them off")
+    names = {"bfloat16": "bf16", "bf16": "bf16", "torch.bfloat16": "bf16", "float16": "fp16", "fp16": "fp16", "half": "fp16", "torch.float16": "fp16"}
+    dtype = section.get("dtype", "bfloat16")
+    if dtype not in names:
+        raise BadInput("deepspeed.torch_autocast.dtype", f"is {dtype!r}; choose bfloat16 or float16")
+    return names[dtype]
 
 
 def _accumulation_dtype(config: Mapping[str, Any], precision: Precision) -> Precision:

@@ -77,8 +77,9 @@ class TrainerRun(Run):
     def arguments(self) -> dict[str, Any]:
         """The job's TrainingArguments, with what the job says elsewhere filled in where they are silent."""
         given = json.loads(json.dumps(dict(self.setup.trainer or {}), default=dict))
-        filled = {"per_device_train_batch_size": self.setup.micro_batch, "gradient_accumulation_steps": self.settings.gradient_accumulation_steps, "use_cache": self.setup.use_cache}
-        return {**filled, **given, **FORCED, "output_dir": self.folder, "deepspeed": self._json()}
+        filled = {"per_device_train_batch_size": self.setup.micro_batch, "gradient_accumulation_steps": self.settings.gradient_accumulation_steps}
+        model = {"use_cache": self.setup.use_cache, "gradient_checkpointing": False}  # the model checkpoints already
+        return {**filled, **given, **FORCED, **model, "output_dir": self.folder, "deepspeed": self._json()}
 
     def _json(self) -> dict[str, Any]:
         """The DeepSpeed JSON as the job has it; an absent batch size is the job's, which "auto" gives."""
