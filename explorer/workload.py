@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from fnmatch import fnmatch
 from typing import Any
 
+from explorer.adapters import attach
 from explorer.catalog import Model, lengths
 from explorer.catalog.hub import offline
 from explorer.errors import BadInput, CouldNotRun
@@ -54,7 +55,11 @@ def build_model(model: Model, setup: Setup, *, device: str, dtype: Any) -> Any:
     built.train()
     if setup.gradient_checkpointing is not False:
         _checkpoint(built, model, setup.gradient_checkpointing)
-    return built
+    if setup.lora is None:
+        return built
+    if setup.trainable != ("*",):
+        raise BadInput("trainable", "and lora both say what trains; leave trainable out, and name modules that train whole in lora.modules_to_save")
+    return attach(built, setup.lora, device=device, dtype=dtype)
 
 
 def _construct(model_class: Any, config: Any, attention: str, device: str, dtype: Any) -> Any:

@@ -128,7 +128,7 @@ class _Work:
         self.model: Model = find_model(setup.model)
         self.card = find_card(setup.gpu) if setup.gpu else None
         self.lengths: Lengths = lengths(setup, self.model)
-        self.key = tapes.key(setup, self.settings.precision, self.model, self.lengths, self.card)
+        self.key = tapes.key(setup, self.settings.compute, self.model, self.lengths, self.card)
         self.tape: Tape = tapes.find(setup, self.key, self.model, on_progress)
         workspace = self.card.cublas_workspace_bytes if self.card else DEFAULT_WORKSPACE
         at = {"batch": self.lengths.micro_batch, "sequence": self.lengths.sequence, "target_sequence": self.lengths.target_sequence, "patches": self.lengths.patches}
@@ -174,8 +174,8 @@ class _Work:
         notes = list(self.settings.notes)
         if self.setup.trainer is not None:
             notes.append("the trainer part is read for its \"auto\" values; the step itself is the plain engine's")
-        if self.setup.lora is not None:
-            notes.append("lora is not modelled yet: the estimate is of full training")
+        if self.setup.lora is not None and self.settings.stage == 3 and self.settings.precision != "fp32":
+            notes.append(f"LoRA's adapters are taken in {self.settings.precision}: attach them with autocast_adapter_dtype=False, or at stage 3 peft keeps them, and copies of their inputs, in fp32")
         if self.setup.attention == "flash_attention_2":
             notes.append("flash_attention_2 is taken as PyTorch's own flash kernel")
         if self.card is None:

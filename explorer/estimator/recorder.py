@@ -58,7 +58,7 @@ class _Recording:
         table = SizeTable(basis_)
         segments, program = compile_events([t.events for t in traces], traces[0].categories, table, layers, self.units or 0)
         batch = self._batch_rows(basis_, table)
-        modules, direct, parameters, buffers_bytes = self._inventory()
+        modules, direct, parameters, buffers_bytes, linear = self._inventory()
         import numpy as np
 
         return Tape(
@@ -78,6 +78,7 @@ class _Recording:
             program=program,
             batch=batch,
             window=sliding_window(self.model),
+            sent_in_16_bit=linear if self.key.dtype in AUTOCAST else (),
         )
 
     # --- sizes to trace at
@@ -109,6 +110,7 @@ class _Recording:
     def _trace(self, basis_: Basis, point: tuple[int, ...]) -> Any:
         import torch
 
+        from explorer.estimator.autocast import Autocast
         from explorer.estimator.trace import record as record_trace
         from explorer.workload import make_batch
 
@@ -116,8 +118,9 @@ class _Recording:
         setup = self._setup(at)
         model, _ = self._model(at.get("patches", 0))
         batch = make_batch(self.model, setup, device="meta", dtype=getattr(torch, DTYPES[self.key.dtype]))
+        autocast = Autocast(getattr(torch, AUTOCAST[self.key.dtype])) if self.key.dtype in AUTOCAST else None
         forced = "flash" if self.key.attention == "flash_attention_2" else None
-        return record_trace(model, batch, self.key.generation, forced, self.key.padding)
+        return record_trace(model, batch, self.key.generation, forced, self.key.padding, autocast)
 
     def _setup(self, at: Mapping[str, int]) -> Setup:
         changes: dict[str, Any] = {"micro_batch": at.get("batch", 1), "deepspeed": {}}
@@ -159,7 +162,7 @@ class _Recording:
     # --- the model's parts
 
     def _inventory(self) -> tuple[Any, ...]:
-        """Modules, their own parameters, all parameters with what an image patch adds and whether they decay, bytes of buffers: of the whole model."""
+        """Modules, their own parameters, all parameters with what an image patch adds and whether they decay, bytes of buffers, linear layers' parameters: of the whole model."""
         has_patches = "image_size" in self.model.axes
         model = self._full(4 if has_patches else 0)
         larger = dict(self._full(9).named_parameters()) if has_patches else {}
@@ -173,7 +176,14 @@ class _Recording:
         modules = tuple(name for name, _ in model.named_modules())
         direct = tuple(tuple(index[id(p)] for p in m._parameters.values() if p is not None) for _, m in model.named_modules())
         buffers = sum(b.numel() * b.element_size() for b in model.buffers())
-        return modules, direct, tuple(parameters), buffers
+        return modules, direct, tuple(parameters), buffers, _of_linear_layers(model, index)
+
+
+def _of_linear_layers(model: Any, index: Mapping[int, int]) -> tuple[int, ...]:
+    """Parameters of exactly these classes, tied ones included: those that DeepSpeed marks under autocast."""
+    from deepspeed.runtime.torch_autocast import LOWER_PRECISION_SAFE_MODULES
+
+    return tuple(sorted({index[id(p)] for m in model.modules() if m.__class__ in LOWER_PRECISION_SAFE_MODULES for p in m.parameters(recurse=False)}))
 
 
 def decaying_names(model: Any) -> set[str]:
@@ -183,7 +193,9 @@ def decaying_names(model: Any) -> set[str]:
     return set(Trainer.get_decay_parameter_names(None, model))
 
 
-DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "autocast_fp16": "float32", "autocast_bf16": "float32"}
+"""Of the weights and the batch, by a key's dtype."""
+AUTOCAST = {"autocast_fp16": "float16", "autocast_bf16": "bfloat16"}
 
 
 def sliding_window(model: Model) -> int | None:

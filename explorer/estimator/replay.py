@@ -10,6 +10,7 @@ from explorer.dsconfig import Settings
 from explorer.errors import BadInput, CouldNotRun
 from explorer.estimator.program import ACTIVATION, BACKWARD, CUBLAS, CUBLASLT, ENTER, FORWARD, GRADIENT, LEAVE, MATMUL, Unrolled
 from explorer.estimator.rules.accumulation import Stage12Fp32
+from explorer.estimator.rules.autocast import Stage12Autocast
 from explorer.estimator.rules.base import Job, Rules
 from explorer.estimator.rules.bf16 import BF16
 from explorer.estimator.rules.stage0 import Stage0, Stage0Fused, Stage0Unfused
@@ -33,7 +34,11 @@ _WORKSPACES = {
 def wrapper(settings: Settings) -> type[Rules]:
     """The wrapper class DeepSpeed builds (runtime/engine.py, `_do_optimizer_sanity_check`)."""
     if settings.stage == 3:
+        if settings.autocast is not None:
+            raise CouldNotRun("torch_autocast at stage 3 is not modelled; use bf16.enabled, or run the probe")
         return Stage3
+    if settings.stage in (1, 2) and settings.autocast is not None:
+        return Stage12Autocast
     if settings.stage in (1, 2):
         if settings.grad_accum_dtype == settings.precision:
             return Stage12
@@ -54,7 +59,7 @@ def replay(settings: Settings, tape: Tape, lengths: Mapping[str, int | None], wo
     `workspace_bytes`: cuBLAS's workspace, which PyTorch's allocator hands out at the first matrix product and keeps: once for
     the main thread and once for autograd's, since each thread has its own handle (ATen/cuda/CublasHandlePool.cpp).
     """
-    job = Job(settings=settings, parameters=tape.model_parameters(lengths.get("patches") or 0), buffers_bytes=tape.buffers_bytes, modules=tape.modules, direct=tape.direct)
+    job = Job(settings=settings, parameters=tape.model_parameters(lengths.get("patches") or 0), buffers_bytes=tape.buffers_bytes, modules=tape.modules, direct=tape.direct, sent_in_16_bit=frozenset(tape.sent_in_16_bit))
     writer = Writer()
     rules = wrapper(settings)(job, writer)
     rules.init()

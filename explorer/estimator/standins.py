@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from explorer.estimator.autocast import Autocast
 from explorer.estimator.tape import Varying
 from explorer.units import round_up
 
@@ -162,10 +163,14 @@ def _math(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor 
     return (weights @ v).to(dtype)
 
 
-def attention(generation: str, forced: str | None) -> Callable[..., torch.Tensor]:
+def attention(generation: str, forced: str | None, autocast: Autocast | None = None) -> Callable[..., torch.Tensor]:
     """A `scaled_dot_product_attention` that allocates as CUDA's kernels do on that generation of cards."""
 
     def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):  # noqa: ANN001, ANN202 (torch's signature)
+        if autocast is not None:
+            query, key, value = (autocast.lower(t) for t in (query, key, value))
+            if attn_mask is not None and attn_mask.is_floating_point():
+                attn_mask = autocast.lower(attn_mask)
         grouped = enable_gqa and key.shape[1] != query.shape[1]
         kernel = forced or attention_kernel(
             dtype_bytes=query.element_size(), head_dim=query.shape[-1], masked=attn_mask is not None,
@@ -175,7 +180,8 @@ def attention(generation: str, forced: str | None) -> Callable[..., torch.Tensor
         if attn_mask is not None and attn_mask.dtype == torch.bool and kernel != "math":
             attn_mask = torch.empty(attn_mask.shape, dtype=query.dtype, device=query.device)
         if kernel == "math":
-            return _math(query, key, value, attn_mask, dropout_p, is_causal, scale, grouped)
+            with torch._C.DisableTorchFunction():
+                return _math(query, key, value, attn_mask, dropout_p, is_causal, scale, grouped)
         return _Attention.apply(query, key, value, attn_mask, kernel)
 
     return scaled_dot_product_attention
@@ -207,10 +213,12 @@ class _HalfSoftmax(torch.autograd.Function):
         return result
 
 
-def softmax(plain: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def softmax(plain: Callable[..., torch.Tensor], autocast: Autocast | None = None) -> Callable[..., torch.Tensor]:
     """CUDA reads fp16 and writes fp32 in one kernel where the composite makes an fp32 copy first (ATen/native/SoftMax.cpp)."""
 
     def wrapped(input, dim=None, _stacklevel=3, dtype=None):  # noqa: A002, ANN001, ANN202 (torch's signature)
+        if autocast is not None and dtype is None:
+            dtype = torch.float32
         if input.dtype == torch.float16 and dtype == torch.float32:
             return _HalfSoftmax.apply(input)
         return plain(input, dim=dim, dtype=dtype)
@@ -238,9 +246,9 @@ def grouped_mm(mat_a, mat_b, *, offs=None, **_):  # noqa: ANN001, ANN003, ANN201
 
 
 @contextmanager
-def installed(generation: str, forced: str | None = None) -> Iterator[None]:
-    """All stand-ins in place of torch's functions."""
-    replaced = {"scaled_dot_product_attention": attention(generation, forced), "dropout": dropout, "softmax": softmax(F.softmax), "grouped_mm": grouped_mm}
+def installed(generation: str, forced: str | None = None, autocast: Autocast | None = None) -> Iterator[None]:
+    """All stand-ins in place of torch's functions; under `autocast` they cast as what they stand for would."""
+    replaced = {"scaled_dot_product_attention": attention(generation, forced, autocast), "dropout": dropout, "softmax": softmax(F.softmax, autocast), "grouped_mm": grouped_mm}
     kept = {name: getattr(F, name) for name in replaced if hasattr(F, name)}
     for name in kept:
         setattr(F, name, replaced[name])

@@ -134,6 +134,8 @@ class Tape:
     batch: tuple[int, ...]
     """Size rows of the batch's own tensors."""
     window: int | None = None
+    sent_in_16_bit: tuple[int, ...] = ()
+    """Under autocast: the parameters of linear and convolution layers (deepspeed/runtime/torch_autocast.py, `LOWER_PRECISION_SAFE_MODULES`)."""
 
     def model_parameters(self, patches: int = 0) -> tuple[Parameter, ...]:
         """All parameters at a number of image patches."""
@@ -181,6 +183,7 @@ class Tape:
             "program": [list(p) for p in self.program],
             "batch": list(self.batch),
             "window": self.window,
+            "sent_in_16_bit": list(self.sent_in_16_bit),
         }
 
     @classmethod
@@ -204,6 +207,7 @@ class Tape:
             program=tuple(tuple(p) for p in data["program"]),
             batch=tuple(data["batch"]),
             window=data.get("window"),
+            sent_in_16_bit=tuple(data.get("sent_in_16_bit", ())),
         )
 
 

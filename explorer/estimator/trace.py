@@ -11,7 +11,7 @@ import bisect
 import gc
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from explorer.errors import CouldNotRun
 from explorer.estimator import standins
+from explorer.estimator.autocast import Autocast
 from explorer.estimator.program import ACTIVATION, ALLOCATE, BACKWARD, CUBLAS, CUBLASLT, END_OF_FORWARD, ENTER, FORWARD, FREE, GRADIENT, LEAVE, MATMUL, RECOMPUTE, TEMPORARY
 from explorer.estimator.tape import Varying
 
@@ -44,9 +45,9 @@ class _Call:
 class Trace(TorchDispatchMode):
     """The events of one run; use `record`."""
 
-    def __init__(self, model: torch.nn.Module, generation: str, padded: bool) -> None:
+    def __init__(self, model: torch.nn.Module, padded: bool, autocast: Autocast | None) -> None:
         super().__init__()
-        self.generation, self.padded = generation, padded
+        self.padded, self.autocast = padded, autocast
         self.events: list[Event] = []
         self.categories: dict[int, int] = {}
         self.modules = {id(module): name for name, module in model.named_modules()}
@@ -174,6 +175,8 @@ class Trace(TorchDispatchMode):
             return
         if self.in_backward and not self.stack:
             self.scope = set()
+            if self.autocast is not None:
+                self.autocast.__enter__()
         call = _Call(torch._C._autograd._get_sequence_nr(), name, self.stack[-1] if self.stack else None)
         self.stack.append(call)
         self.calls.append(call)
@@ -189,6 +192,8 @@ class Trace(TorchDispatchMode):
         self.events.append((LEAVE, name, RECOMPUTE if self.in_backward else FORWARD))
         if self.in_backward and not self.stack:
             self._end_of_forward()
+            if self.autocast is not None:
+                self.autocast.__exit__(None, None, None)
 
     def _visit(self) -> str:
         """The module of the operation that is about to run; in backward, opens and closes modules on the way."""
@@ -277,15 +282,16 @@ def _no_collection() -> Iterator[None]:
         gc.enable()
 
 
-def record(model: torch.nn.Module, batch: Mapping[str, Any], generation: str, forced_attention: str | None = None, padded: bool = False) -> Trace:
+def record(model: torch.nn.Module, batch: Mapping[str, Any], generation: str, forced_attention: str | None = None, padded: bool = False, autocast: Autocast | None = None) -> Trace:
     """Run `loss = model(**batch).loss; loss.backward()` on the meta device and return what it did.
 
     The events keep gradients allocated (their rules free them), and free whatever else is left at the end.
     """
-    trace = Trace(model, generation, padded)
+    trace = Trace(model, padded, autocast)
     trace.foreign |= {t.untyped_storage()._cdata for t in batch.values() if isinstance(t, torch.Tensor)}
-    with _no_collection(), standins.installed(generation, forced_attention), _hooks(trace, model), trace:
-        loss = model(**batch).loss
+    with _no_collection(), standins.installed(generation, forced_attention, autocast), _hooks(trace, model), trace:
+        with autocast or nullcontext():
+            loss = model(**batch).loss
         trace._end_of_forward()
         trace.events.append((END_OF_FORWARD,))
         trace.in_backward, trace.workspaces = True, set()

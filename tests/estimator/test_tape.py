@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from explorer.catalog import Card, find_card, find_model, lengths
-from explorer.estimator.program import ALLOCATE, END_OF_FORWARD, ENTER, FREE, GRADIENT, LEAVE
+from explorer.estimator.program import ALLOCATE, BACKWARD, END_OF_FORWARD, ENTER, FORWARD, FREE, GRADIENT, LEAVE, MATMUL
 from explorer.estimator.tape import Key, Tape, column_sum_scratch
 from explorer.estimator.tapes import key as key_of
 from explorer.setup import Setup
@@ -100,6 +100,8 @@ def _flat(events, tape: Tape):
             hooks.append((len(order), kind, parameters[rest[0]], rest[1]))
         elif kind == END_OF_FORWARD:
             forward_end = len(order)
+        elif kind == MATMUL:
+            hooks.append((len(order), kind, rest[0], FORWARD if forward_end < 0 else BACKWARD))
         else:
             hooks.append((len(order), kind, modules[rest[0]], rest[1]))
     return order, owners, hooks, forward_end

@@ -123,7 +123,7 @@ def _facts(setup: Setup) -> dict[str, Any]:
 
 def _groups(setup: Setup) -> list[int]:
     settings, model = resolve(setup), find_model(setup.model)
-    tape = tapes.find(setup, tapes.key(setup, settings.precision, model, lengths(setup, model), None), model)
+    tape = tapes.find(setup, tapes.key(setup, settings.compute, model, lengths(setup, model), None), model)
     parameters = tape.model_parameters()
     if settings.parameter_groups == "one":
         return [sum(p.numel for p in parameters)]

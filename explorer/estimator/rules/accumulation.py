@@ -8,7 +8,7 @@ makes them (`grad_accum`), so bucket and copies are fp32 too.
 from __future__ import annotations
 
 from explorer.estimator.rules.base import Job
-from explorer.estimator.rules.stage12 import Group, Stage12
+from explorer.estimator.rules.stage12 import Bucket, Group, Stage12
 from explorer.estimator.stream import Writer
 
 
@@ -51,26 +51,25 @@ class Stage12Fp32(Stage12):
     def _accumulate_on_host(self) -> None:
         """The fp32 buffer is on the GPU."""
 
-    def _runs_in_bucket(self) -> int:
+    def _runs(self, bucket: Bucket) -> int:
         """Every slice of this rank's own is a stretch by itself."""
         rank, count, before = self.settings.rank, 0, -1
-        for parameter in self.in_bucket:
+        for parameter in bucket.parameters:
             for to in self.group_of[parameter].runs[parameter]:
                 count += to != before or to == rank
                 before = to
         return count
 
-    def _reduce(self) -> None:
+    def _reduce(self, bucket: Bucket) -> None:
         w = self.writer
         for position, group in enumerate(self.groups):
-            if position not in self.buffers and any(i in group.owned for i in self.in_bucket):
+            if position not in self.buffers and any(i in group.owned for i in bucket.parameters):
                 self.buffers[position] = w.allocate(4 * group.own, "gradients", "averaged_gradients", stream=self.side)
-        copies = self.settings.contiguous_gradients and (not self.settings.reduce_scatter or self._runs_in_bucket() < 2)
-        copy = 0 if copies else w.allocate(self.bucket_elements * self.gradient_bytes, "temporary", "reduce copy", stream=self.side)
-        sent = w.allocate(self.bucket_elements * 2, "temporary", "16-bit copy for the reduction", stream=self.side) if self.gradient_bytes == 4 else 0
-        w.free(sent)
-        if self.gradient_bytes == 2:
-            for parameter in self.in_bucket:
+        copy = w.allocate(bucket.elements * self.gradient_bytes, "temporary", "reduce copy", stream=self.side) if self._copies(bucket) else 0
+        if self.gradient_bytes == 4:
+            w.transient(bucket.elements * 2, "16-bit copy for the reduction", self.side)
+        else:
+            for parameter in bucket.parameters:
                 w.transient(4 * self.group_of[parameter].owned.get(parameter, 0), "fp32 gradient copy", self.side)
         w.free(copy)
 
@@ -98,8 +97,7 @@ class Stage12Fp32(Stage12):
 
     def _end_backward(self) -> None:
         if not self.views:
-            self.writer.free(*self.buckets)
-            self.buckets = []
+            self._free_buckets()
         self.writer.free(*self.full.values())
         self.full = {}
 
@@ -112,8 +110,8 @@ class Stage12Fp32(Stage12):
         self.writer.free(*self.unowned)
         self.unowned = []
         if self.views:
-            self.writer.free(*self.buckets)
-            self.views, self.buckets = False, []
+            self._free_buckets()
+            self.views = False
 
     def _master_gradient(self, group: Group) -> int:
         """The buffer itself."""

@@ -22,6 +22,8 @@ class Job:
     modules: tuple[str, ...]
     direct: tuple[tuple[int, ...], ...]
     """Per module: indices of its own parameters."""
+    sent_in_16_bit: frozenset[int] = frozenset()
+    """Under autocast: parameters whose gradients are reduced in 16 bit."""
 
     @property
     def trainable(self) -> tuple[int, ...]:

@@ -45,6 +45,16 @@ def _aligned(job: Job, parameter: int) -> int:
     return -(-numel // per) * per
 
 
+class Bucket:
+    """Gradients on their way to a reduction (`IPGBucket`)."""
+
+    def __init__(self) -> None:
+        self.blocks: list[int] = []
+        """The contiguous buffer, two where reductions overlap."""
+        self.parameters: list[int] = []
+        self.elements = 0
+
+
 class Stage12(Rules):
     """Gradients accumulate in the model's own dtype."""
 
@@ -59,9 +69,7 @@ class Stage12(Rules):
         self.owned = {i for group in self.groups for i in group.owned}
         self.owned_elements = self.numel(sorted(self.owned))
         self.micro = 0
-        self.buckets: list[int] = []
-        self.in_bucket: list[int] = []
-        self.bucket_elements = 0
+        self.buckets = [Bucket()]
         self.oversize: dict[int, int] = {}
         """Parameter → its gradient's own block, until the next flush."""
         self.full: dict[int, int] = {}
@@ -144,12 +152,22 @@ class Stage12(Rules):
             block = self.full.pop(parameter)
         self._into_bucket(parameter, block)
 
+    def bucket_of(self, parameter: int) -> Bucket:
+        """Where a parameter's gradient goes."""
+        return self.buckets[0]
+
     def _set_up_buckets(self) -> None:
-        if self.buckets or not self.settings.contiguous_gradients:
+        if self.buckets[0].blocks or not self.settings.contiguous_gradients:
             return
         size = self.settings.reduce_bucket_size * self.gradient_bytes
         count = 2 if self.settings.overlap_comm else 1
-        self.buckets = [self.writer.allocate(size, "comm_buffers", "ipg_bucket") for _ in range(count)]
+        for bucket in self.buckets:
+            bucket.blocks = [self.writer.allocate(size, "comm_buffers", "ipg_bucket") for _ in range(count)]
+
+    def _free_buckets(self) -> None:
+        for bucket in self.buckets:
+            self.writer.free(*bucket.blocks)
+            bucket.blocks = []
 
     def _accumulate(self, parameter: int, block: int) -> None:
         """Stage 1 lets autograd add up whole gradients."""
@@ -159,9 +177,9 @@ class Stage12(Rules):
             self.full[parameter] = block
 
     def _into_bucket(self, parameter: int, block: int) -> None:
-        numel = self.job.parameters[parameter].numel
-        if self.bucket_elements + numel > self.settings.reduce_bucket_size:
-            self._flush()
+        numel, bucket = self.job.parameters[parameter].numel, self.bucket_of(parameter)
+        if bucket.elements + numel > self.settings.reduce_bucket_size:
+            self._flush(bucket)
         if not self.settings.contiguous_gradients or numel > self.settings.reduce_bucket_size:
             if self.offload and self.settings.contiguous_gradients:
                 clone = self.writer.allocate(numel * self.gradient_bytes, "gradients", "gradient clone")
@@ -170,15 +188,15 @@ class Stage12(Rules):
             self.oversize[parameter] = block
         else:
             self.writer.free(block)
-        self.in_bucket.append(parameter)
-        self.bucket_elements += numel
+        bucket.parameters.append(parameter)
+        bucket.elements += numel
 
-    def _flush(self) -> None:
+    def _flush(self, bucket: Bucket) -> None:
         """`reduce_ipg_grads`: reduce what is in the bucket, keep what this rank owns."""
-        if not self.in_bucket:
+        if not bucket.parameters:
             return
-        self._reduce()
-        for parameter in self.in_bucket:
+        self._reduce(bucket)
+        for parameter in bucket.parameters:
             block = self.oversize.pop(parameter, 0)
             if parameter not in self.owned:
                 self._drop(parameter, block)
@@ -186,20 +204,23 @@ class Stage12(Rules):
                 self._to_host(parameter, block)
             else:
                 self._keep(parameter, block)
-        self.in_bucket, self.bucket_elements = [], 0
+        bucket.parameters, bucket.elements = [], 0
 
     def _drop(self, parameter: int, block: int) -> None:
         """What another rank owns."""
         self.writer.free(block)
 
-    def _reduce(self) -> None:
+    def _reduce(self, bucket: Bucket) -> None:
         """`average_tensor`: a flat copy where the bucket goes to several ranks."""
-        if self.settings.reduce_scatter and self._runs_in_bucket() > 1 or not self.settings.contiguous_gradients:
-            self.writer.transient(self.bucket_elements * self.gradient_bytes, "reduce copy", self.side)
+        if self._copies(bucket):
+            self.writer.transient(bucket.elements * self.gradient_bytes, "reduce copy", self.side)
 
-    def _runs_in_bucket(self) -> int:
-        """Stretches of the bucket that go to different ranks."""
-        ranks = [rank for parameter in self.in_bucket for rank in self.group_of[parameter].runs[parameter]]
+    def _copies(self, bucket: Bucket) -> bool:
+        return self.settings.reduce_scatter and self._runs(bucket) > 1 or not self.settings.contiguous_gradients
+
+    def _runs(self, bucket: Bucket) -> int:
+        """Stretches of a bucket that go to different ranks."""
+        ranks = [rank for parameter in bucket.parameters for rank in self.group_of[parameter].runs[parameter]]
         return sum(1 for a, b in zip([-1, *ranks], ranks, strict=False) if a != b)
 
     def _keep(self, parameter: int, block: int) -> None:
@@ -226,12 +247,14 @@ class Stage12(Rules):
                 for parameter in (i for group in self.groups for i in group.parameters):
                     if parameter in self.full:
                         self._into_bucket(parameter, self.full.pop(parameter))
-        self._flush()
+        for bucket in self.buckets:
+            self._flush(bucket)
         self._end_backward()
 
     def _end_backward(self) -> None:
-        self.writer.free(*self.buckets, *self.full.values())
-        self.buckets, self.full = [], {}
+        self._free_buckets()
+        self.writer.free(*self.full.values())
+        self.full = {}
         if not self.offload:
             if self.kept_gradients and self.own_gradients:
                 self.writer.free(self.own_gradients)
