@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 LOWER = {
@@ -18,7 +19,7 @@ LOWER = {
 }
 FP32 = {
     "layer_norm", "group_norm", "pow", "__pow__", "__rpow__", "exp", "log", "log1p", "rsqrt", "reciprocal", "softplus", "logsumexp", "norm", "cosine_similarity",
-    "cross_entropy_loss", "nll_loss_nd", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div", "binary_cross_entropy_with_logits", "cdist",
+    "nll_loss_nd", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div", "binary_cross_entropy_with_logits", "cdist",
 }
 FP32_RESULT = {"softmax", "log_softmax", "sum", "cumsum", "prod"}
 """Whose result is fp32 unless the caller says otherwise."""
@@ -36,6 +37,8 @@ class Autocast(TorchFunctionMode):
 
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         name, kwargs = func.__name__, dict(kwargs or {})
+        if name == "cross_entropy":
+            return _cross_entropy(*args, **kwargs)
         cast = self.lower if name in LOWER else _fp32 if name in FP32 | FP32_RESULT else _widest(args) if name in WIDEST else None
         if name in FP32_RESULT and (kwargs.get("dtype") is not None or any(isinstance(a, torch.dtype) for a in args)):
             cast = None
@@ -56,6 +59,13 @@ class Autocast(TorchFunctionMode):
         if id(tensor) not in self.cache:
             self.cache[id(tensor)] = tensor.to(self.dtype)
         return self.cache[id(tensor)]
+
+
+def _cross_entropy(input: torch.Tensor, target: torch.Tensor, weight: Any = None, size_average: Any = None, ignore_index: int = -100, reduce: Any = None, reduction: str = "mean", label_smoothing: float = 0.0) -> torch.Tensor:  # noqa: A002 (torch's signature)
+    """Not a cast of its own: log_softmax is given its input's dtype (ATen/native/LossNLL.cpp), and the loss after it casts to fp32."""
+    if target.is_floating_point() or label_smoothing:
+        return F.cross_entropy(input, target, weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing)
+    return F.nll_loss(_fp32(F.log_softmax(input, 1, dtype=input.dtype)), target, weight, ignore_index=ignore_index, reduction=reduction)
 
 
 def _fp32(tensor: torch.Tensor) -> torch.Tensor:

@@ -51,9 +51,9 @@ class Host:
     """Of the ordinary ones, those that the first step makes, when start-up's are gone."""
     owners: list[str] = field(default_factory=list)
 
-    def pin(self, n_bytes: int, owner: str, rounded: bool = True) -> None:
+    def pin(self, n_bytes: int, owner: str) -> None:
         """A page-locked block that stays."""
-        self.pinned_bytes += power_of_two(n_bytes) if rounded else n_bytes
+        self.pinned_bytes += power_of_two(n_bytes)
         self.owners.append(owner)
 
     def hold(self, n_bytes: int, owner: str) -> None:

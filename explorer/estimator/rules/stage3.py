@@ -127,15 +127,18 @@ class Stage3(Rules):
                 host.hold_late(4 * n * settings.optimizer.moments, "optimizer states")
                 host.put(4 * n, "fp32 gradients", pinned)
         if swapped:
-            host.pin(settings.offload_optimizer.buffer_count * 4 * max(swapped), "SwapBufferManager", rounded=False)
+            # Locked by mlock, not by CUDA: PyTorch's pinned allocator does not know of it (csrc/aio/py_lib/deepspeed_pin_tensor_client.cpp).
+            host.hold(settings.offload_optimizer.buffer_count * 4 * max(swapped), "SwapBufferManager")
             host.passing(4 * settings.optimizer.moments * max(swapped))
         host.passing(4 * max(sizes, default=0))
 
     def _param_host(self) -> None:
         offload, s = self.settings.offload_param, self.model_bytes
         if offload.device == "nvme":
-            self.host.pin(offload.buffer_count * offload.buffer_size * s, "AsyncPartitionedParameterSwapper.buffers", rounded=False)
-        self.host.pin(min(self.own, offload.max_in_cpu if offload.device == "nvme" else self.own) * s, "param_groups_fp16_flat_cpu_memory")
+            self.host.hold(offload.buffer_count * offload.buffer_size * s, "AsyncPartitionedParameterSwapper.buffers")
+            self.host.pin(min(self.own, offload.max_in_cpu) * s, "param_groups_fp16_flat_cpu_memory")
+            return
+        self.host.pin(self.own * s, "param_groups_fp16_flat_cpu_memory")
         for i in self.trainable:
             self.host.pin(self.shares[i] * s, "partitions pinned one by one, kept in PyTorch's cache")
         for i, p in enumerate(self.job.parameters):
