@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from explorer.errors import BadInput, CouldNotRun
+from explorer.jsonfile import parse_json
 from explorer.profile import CATEGORIES, Profile
-from explorer.setup import Setup, parse_json
+from explorer.setup import Setup
 from explorer.units import human
 
 FITS, BAD_INPUT, DOES_NOT_FIT, TIGHT, COULD_NOT_RUN = 0, 2, 3, 4, 5

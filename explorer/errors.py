@@ -1,4 +1,7 @@
-"""The two ways a job can end without an answer, each with the exit code other programs rely on."""
+"""The two ways a job can end without an answer, each with the exit code other programs rely on; and how a person's values are quoted in them."""
+
+import json
+from typing import Any
 
 
 class BadInput(ValueError):
@@ -7,8 +10,9 @@ class BadInput(ValueError):
     exit_code = 2
 
     def __init__(self, field: str, sentence: str) -> None:
-        self.field = field
-        super().__init__(f"{field}: {sentence}" if field else sentence)
+        self.field = one_line(field, 120)
+        sentence = one_line(sentence, 800)
+        super().__init__(f"{self.field}: {sentence}" if self.field else sentence)
 
 
 class CouldNotRun(RuntimeError):
@@ -20,3 +24,19 @@ class CouldNotRun(RuntimeError):
 def missing_extra(what: str, package: str) -> CouldNotRun:
     """The sentence for a package of the `[probe]` extra that is not installed."""
     return CouldNotRun(f"{what} needs {package}, which is not installed: pip install 'deepspeed-memory-explorer[probe]'")
+
+
+def shown(value: Any) -> str:
+    """A value as JSON writes it, since that is where the person wrote it; cut to 60 characters."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=lambda other: f"<{type(other).__name__}>")
+    except (ValueError, TypeError, RecursionError):  # holds itself, keys that are no text, or levels without end
+        text = f"<{type(value).__name__}>"
+    return one_line(text, 60)
+
+
+def one_line(text: str, most: int) -> str:
+    """Printable text on one line: what could move a cursor, or has no form in UTF-8, is escaped; cut at `most` characters."""
+    line = " ".join(str(text)[: 4 * most].split())
+    line = "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in line)
+    return line if len(line) <= most else line[: most - 1] + "…"

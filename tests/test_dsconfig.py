@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from explorer.dsconfig import Settings, resolve
+from explorer.dsconfig import Settings, resolve, sections
 from explorer.dsconfig.keys import ALIASES, OFFLOAD_OPTIMIZER, OFFLOAD_PARAM, ZERO
 from explorer.errors import BadInput
 from explorer.setup import Setup
@@ -155,7 +155,7 @@ def test_a_package_beyond_torch_and_transformers_is_not_modelled():
 @pytest.mark.parametrize(
     ("trainer", "zero", "words"),
     [
-        ({"optim": "adamw_troch"}, {"stage": 2}, "did you mean 'adamw_torch'?"),
+        ({"optim": "adamw_troch"}, {"stage": 2}, 'did you mean \"adamw_torch\"'),
         ({"optim": "adagrad"}, {"stage": 1}, "fails under ZeRO"),
         ({"optim": "adafactor"}, {"stage": 2, "offload_optimizer": {"device": "cpu"}}, "CPUAdam"),
     ],
@@ -262,8 +262,8 @@ def test_ignored_parameter_offload_is_estimated_as_none():
 
 
 BAD = {
-    "unknown zero key": (zero(stage=2, reduce_bucket=1), "deepspeed.zero_optimization.reduce_bucket", "did you mean 'reduce_bucket_size'"),
-    "unknown offload key": (zero(stage=2, offload_optimizer={"devise": "cpu"}), "deepspeed.zero_optimization.offload_optimizer.devise", "did you mean 'device'"),
+    "unknown zero key": (zero(stage=2, reduce_bucket=1), "deepspeed.zero_optimization.reduce_bucket", 'did you mean \"reduce_bucket_size\"'),
+    "unknown offload key": (zero(stage=2, offload_optimizer={"devise": "cpu"}), "deepspeed.zero_optimization.offload_optimizer.devise", 'did you mean \"device\"'),
     "stage 4": (zero(stage=4), "deepspeed.zero_optimization.stage", "choose 0, 1, 2 or 3"),
     "stage negative": (zero(stage=-1), "deepspeed.zero_optimization.stage", "at least 0"),
     "stage true": (zero(stage=True), "deepspeed.zero_optimization.stage", "whole number"),
@@ -282,7 +282,6 @@ BAD = {
     "offload ratio": (zero(stage=3, offload_optimizer={"device": "cpu", "ratio": 1.5}), "deepspeed.zero_optimization.offload_optimizer.ratio", "0 to 1"),
     "old and new offload": (zero(stage=2, cpu_offload=True, offload_optimizer={"device": "cpu"}), "deepspeed.zero_optimization.cpu_offload", "keep offload_optimizer"),
     "zero a list": ({"zero_optimization": [2]}, "deepspeed.zero_optimization", "object"),
-    "zero true": ({"zero_optimization": True}, "deepspeed.zero_optimization", "object"),
     "both precisions": ({"fp16": {"enabled": True}, "bf16": {"enabled": True}}, "deepspeed.bf16.enabled", "turn one of them off"),
     "fp16 not an object": ({"fp16": True}, "deepspeed.fp16", "object"),
     "enabled a word": ({"fp16": {"enabled": "maybe"}}, "deepspeed.fp16.enabled", "true or false"),
@@ -293,12 +292,11 @@ BAD = {
     "accumulation a word": ({"gradient_accumulation_steps": "two"}, "deepspeed.gradient_accumulation_steps", "whole number"),
     "accumulation absurd": ({"gradient_accumulation_steps": 10**12}, "deepspeed.gradient_accumulation_steps", "no machine"),
     "clipping a text": ({"gradient_clipping": "1"}, "deepspeed.gradient_clipping", "number"),
-    "clipping negative": ({"gradient_clipping": -1}, "deepspeed.gradient_clipping", "at least 0"),
-    "accumulation dtype": ({"data_types": {"grad_accum_dtype": "float32"}}, "deepspeed.data_types.grad_accum_dtype", "fp32, fp16 or bf16"),
+    "accumulation dtype": ({"data_types": {"grad_accum_dtype": "float8"}}, "deepspeed.data_types.grad_accum_dtype", "fp32, fp16 or bf16"),
     "optimizer without type": ({"optimizer": {"params": {}}}, "deepspeed.optimizer", "\"type\""),
     "optimizer a text": ({"optimizer": "AdamW"}, "deepspeed.optimizer", "\"type\""),
     "optimizer unknown": ({"optimizer": {"type": "OneBitAdam"}}, "deepspeed.optimizer.type", "choose one of"),
-    "optimizer in the wrong case": ({"optimizer": {"type": "sgd"}}, "deepspeed.optimizer.type", "write 'SGD'"),
+    "optimizer in the wrong case": ({"optimizer": {"type": "sgd"}}, "deepspeed.optimizer.type", 'write "SGD"'),
     "optimizer that needs a closure": ({"optimizer": {"type": "LBFGS"}}, "deepspeed.optimizer.type", "closure"),
     "lamb offloaded": ({"optimizer": {"type": "Lamb"}, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}, "deepspeed.optimizer.type", "GPU only"),
     "clipping in the optimizer": ({"optimizer": {"type": "AdamW", "params": {"max_grad_norm": 1.0}}}, "deepspeed.optimizer.params.max_grad_norm", "gradient_clipping"),
@@ -341,3 +339,242 @@ def test_trainer_values_of_wrong_kinds_are_one_sentence(trainer):
         assert settings(deepspeed, trainer=trainer).stage == 0
     except BadInput as error:
         assert "\n" not in str(error)
+
+
+# --- beside the real DeepSpeedConfig
+
+
+def on(section, **keys):
+    return {section: {"enabled": True, **keys}}
+
+
+ALIKE: dict[str, dict] = {
+    "nothing": {}, "stage 2": zero(stage=2), "stage as text": zero(stage="2"), "stage 2.0": zero(stage=2.0), "stage 4": zero(stage=4), "stage -1": zero(stage=-1), "stage null": zero(stage=None), "stage auto": zero(stage="auto"),
+    "the old form on": {"zero_optimization": True}, "the old form off": {"zero_optimization": False}, "zero null": {"zero_optimization": None}, "zero a list": {"zero_optimization": []}, "zero a text": {"zero_optimization": "2"},
+    "bucket 5e8": zero(reduce_bucket_size=5e8), "bucket '5e8'": zero(reduce_bucket_size="5e8"), "bucket ' 500 '": zero(reduce_bucket_size=" 500 "), "bucket '5_00'": zero(reduce_bucket_size="5_00"), "bucket '_5'": zero(reduce_bucket_size="_5"),
+    "bucket '500.0'": zero(reduce_bucket_size="500.0"), "bucket '500.'": zero(reduce_bucket_size="500."), "bucket 0": zero(reduce_bucket_size=0), "bucket null": zero(reduce_bucket_size=None),
+    "truth 1.0": zero(overlap_comm=1.0), "truth 2": zero(overlap_comm=2), "truth 'T'": zero(overlap_comm="T"), "truth ' true'": zero(overlap_comm=" true"), "truth null": zero(contiguous_gradients=None),
+    "unknown in zero": zero(reduce_bucket=1), "removed in zero": zero(stage=3, mics_shard_size=2), "old offload": zero(stage=2, cpu_offload=True), "old and new offload": zero(stage=2, cpu_offload=False, offload_optimizer={"device": "cpu"}),
+    "a name twice": zero(stage=3, stage3_prefetch_bucket_size=1, prefetch_bucket_size=2), "old and new gather": zero(stage=3, stage3_gather_fp16_weights_on_model_save=True, stage3_gather_16bit_weights_on_model_save=True),
+    "offload null": zero(stage=2, offload_optimizer=None), "offload a text": zero(stage=2, offload_optimizer="cpu"), "device CPU": zero(stage=2, offload_optimizer={"device": "CPU"}), "device auto": zero(stage=2, offload_optimizer={"device": "auto"}),
+    "ratio at stage 2": zero(stage=2, offload_optimizer={"device": "cpu", "ratio": 0.5}), "ratio at stage 3": zero(stage=3, offload_optimizer={"device": "cpu", "ratio": "0.5"}), "ratio 2": zero(stage=3, offload_optimizer={"device": "cpu", "ratio": 2}),
+    "nvme path a number": zero(stage=3, offload_param={"device": "nvme", "nvme_path": 5}), "no norm at stage 3": zero(stage=3, compute_grad_norm=False), "no norm": {**zero(stage=2, compute_grad_norm=False), "gradient_clipping": 0},
+    "zenflow": zero(stage=2, zenflow={}), "zenflow ratio": zero(stage=2, zenflow={"topk_ratio": 1}), "zenflow unknown": zero(stage=2, zenflow={"topk": 2}), "zenflow interval": zero(stage=2, zenflow={"update_interval": 0}), "leaf text": zero(stage=3, leaf_module={"classes": "A"}), "leaf unknown": zero(stage=3, leaf_module={"class": ["A"]}),
+    "amp": {"amp": {"enabled": False}}, "sparse gradients": {"sparse_gradients": False}, "elasticity": {"elasticity": {}}, "old curriculum": {"curriculum_learning": {}}, "layer drop": on("progressive_layer_drop"), "unknown at the top": {"gradient_acumulation_steps": 2},
+    "steps '4'": {"gradient_accumulation_steps": "4"}, "steps 2.0": {"gradient_accumulation_steps": 2.0}, "steps null": {"gradient_accumulation_steps": None}, "steps 0": {"gradient_accumulation_steps": 0}, "steps a list": {"gradient_accumulation_steps": []},
+    "total '4'": {"train_batch_size": "4"}, "total 9": {"train_batch_size": 9}, "total 8": {"train_batch_size": 8},
+    "optimizer null": {"optimizer": None}, "optimizer a text": {"optimizer": "AdamW"}, "type a number": {"optimizer": {"type": 5}}, "params null": {"optimizer": {"type": "AdamW", "params": None}}, "params a list": {"optimizer": {"type": "AdamW", "params": [1]}},
+    "scheduler null": {"scheduler": None}, "scheduler a list": {"scheduler": []}, "scheduler empty": {"scheduler": {}},
+    "data types a list": {"data_types": []}, "data types null": {"data_types": None}, "float32": {"data_types": {"grad_accum_dtype": "float32"}}, "kept a text": {"data_types": {"keep_in_fp32_modules": "x"}}, "kept a list": {"data_types": {"keep_in_fp32_modules": ["x"]}},
+    "fp16 null": {"fp16": None}, "fp16 true": {"fp16": True}, "scale x": on("fp16", loss_scale="x"), "scale '0'": on("fp16", loss_scale="0"), "scale true": {"fp16": {"loss_scale": True}}, "scale -1": {"fp16": {"loss_scale": -1}}, "scale auto": on("fp16", loss_scale="auto"),
+    "window 0": on("fp16", loss_scale_window=0), "window 0 unused": {"fp16": {"loss_scale_window": 0}}, "window 1.5": {"fp16": {"loss_scale_window": 1.5}}, "power x": {"fp16": {"initial_scale_power": "x"}}, "fp16 unknown": on("fp16", opt_level="O2"),
+    "bf16 null": {"bf16": None}, "bf16 unknown": on("bf16", loss_scale=0), "bf16 enabled null": {"bf16": {"enabled": None}}, "both": {**on("fp16"), **on("bf16")}, "old name": on("bfloat16"), "old name and fp16": {**on("bfloat16"), **on("fp16")},
+    "masters at stage 0": on("bf16", bf16_master_weights_and_grads=True), "states alone": {**on("bf16", bf16_optimizer_states=True), **zero(stage=2)}, "masters offloaded": {**on("fp16", fp16_master_weights_and_grads=True), **zero(stage=2, offload_optimizer={"device": "cpu"})},
+    "autocast null": {"torch_autocast": None}, "autocast dtype": on("torch_autocast", dtype="zzz"), "autocast dtype unused": {"torch_autocast": {"dtype": "zzz"}}, "autocast over bf16": {**on("torch_autocast", dtype="bf16"), **on("bf16")}, "autocast modules": {"torch_autocast": {"lower_precision_safe_modules": [5]}},
+    "clipping -1": {"gradient_clipping": -1}, "sent in fp32": {"communication_data_type": "FP32"}, "sent in float32": {"communication_data_type": "float32"}, "sent in 5": {"communication_data_type": 5}, "sum": {"gradient_allreduce_op": "sum"}, "sum at stage 3": {"gradient_allreduce_op": "sum", **zero(stage=3)}, "max": {"gradient_allreduce_op": "max"},
+    "pipeline": {"pipeline": {"stages": 2}}, "pipeline null": {"pipeline": None}, "split unknown": {"tensor_parallel": {"size": 2}}, "split null": {"tensor_parallel": None}, "split x": {"tensor_parallel": {"autotp_size": "x"}}, "hybrid": on("hybrid_engine"), "hybrid unknown": {"hybrid_engine": {"enable": True}},
+    "compile": {"compile": {"deepcompile": True}}, "compile unknown": on("compile"), "compile passes": {"compile": {"passes": ["zz"]}}, "checkpointing": {"activation_checkpointing": {"partition_activations": True, "x": 1}}, "checkpointing null": {"activation_checkpointing": None},
+    "profiler null": {"flops_profiler": None}, "breakdown x": {"wall_clock_breakdown": "x"}, "comms logger": on("comms_logger"), "comms logger unknown": on("comms_logger", prof=1), "tensorboard unknown": on("tensorboard", path="x"), "wandb null": {"wandb": None},
+    "aio null": {"aio": None}, "aio a list": {"aio": [1]}, "tag": {"checkpoint": {"tag_validation": "zz"}}, "write": {"checkpoint": {"parallel_write": {"pipeline_stage": "x"}}}, "curriculum": on("data_efficiency", data_sampling={"curriculum_learning": {"enabled": True}}), "tuning": {"autotuning": {"results_dir": ""}},
+    "timers unknown": {"timers": {"throughput": {"x": 1}}}, "experts balanced": {"expert_parallel": {"load_balance_coeff": 1}}, "quantization unknown": {"weight_quantization": {"x": 1}}, "vocabulary x": {"vocabulary_size": "x"},
+}
+"""Both take it or both refuse it."""
+
+STRICTER: dict[str, tuple[dict, str]] = {
+    "a truth for a number": (zero(stage=True), "pydantic reads true as 1, which nobody means by it"),
+    "more than any machine holds": (zero(reduce_bucket_size=10**25), "torch could not make the buffer"),
+    "half a step": ({"gradient_accumulation_steps": 1.5}, "the engine never comes to a step's end"),
+    "no type": ({"optimizer": {}}, "it waits for an optimizer from the code"),
+    "no such optimizer": ({"optimizer": {"type": "Foo"}}, "the engine looks for it later"),
+    "clipping as a parameter": ({"optimizer": {"type": "AdamW", "params": {"max_grad_norm": 1}}}, "the engine refuses it later"),
+    "no such type": ({"data_types": {"grad_accum_dtype": "zzz"}}, "the engine reads it later"),
+    "weights of another type": ({"data_types": {"param_dtype": "bf16"}}, "the engine asserts it later"),
+    "masters on the GPU": ({**on("fp16", fp16_master_weights_and_grads=True), **zero(stage=2)}, "the engine asserts it later"),
+    "no norm, but clipping": (zero(stage=2, compute_grad_norm=False), "the engine refuses it later"),
+    "autocast to fp32": (on("torch_autocast", dtype="fp32"), "torch warns, and casts nothing"),
+    "autocast to nothing": (on("torch_autocast"), "DeepSpeed has no default, and its buffers then have no type"),
+    "autocast by a text": ({"torch_autocast": {"enabled": "false", "dtype": "bf16"}}, "any text is true"),
+    "clipping null": ({"gradient_clipping": None}, "the first step fails on None > 0"),
+    "clipping as text": ({"gradient_clipping": "1"}, "the first step fails on '1' > 0"),
+    "a list of timers": ({"timers": []}, "it only asks whether \"throughput\" is in it"),
+    "two GPUs of one": ({"sequence_parallel_size": 2}, "world_size then is a half"),
+}
+"""What DeepSpeedConfig lets pass and resolve does not, each with the reason."""
+
+
+def taken_by_deepspeed(deepspeed: dict) -> bool:
+    import copy
+
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    try:
+        DeepSpeedConfig({"train_micro_batch_size_per_gpu": 4, **copy.deepcopy(deepspeed)})
+    except Exception:  # its refusals are of many kinds
+        return False
+    return True
+
+
+def taken_here(deepspeed: dict) -> bool:
+    try:
+        settings(deepspeed)
+    except BadInput as error:
+        assert "\n" not in str(error) and len(str(error)) < 400
+        return False
+    return True
+
+
+@pytest.mark.parametrize("deepspeed", ALIKE.values(), ids=ALIKE)
+def test_deepspeed_and_we_take_and_refuse_the_same(deepspeed):
+    pytest.importorskip("deepspeed")
+    assert taken_here(deepspeed) == taken_by_deepspeed(deepspeed)
+
+
+@pytest.mark.parametrize("deepspeed", [config for config, _ in STRICTER.values()], ids=STRICTER)
+def test_what_deepspeed_reads_and_cannot_run_is_refused(deepspeed):
+    pytest.importorskip("deepspeed")
+    assert taken_by_deepspeed(deepspeed) and not taken_here(deepspeed)
+
+
+def test_the_sections_are_deepspeeds_own():
+    """Every section's keys and defaults, against the class that reads it."""
+    pytest.importorskip("deepspeed")
+    from deepspeed.comm.config import CommsLoggerConfig
+    from deepspeed.compile.config import CompileConfig
+    from deepspeed.inference.config import WeightQuantConfig
+    from deepspeed.monitor.config import CometConfig, CSVConfig, TensorBoardConfig, WandbConfig
+    from deepspeed.runtime import config as top
+    from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
+    from deepspeed.runtime.tensor_parallel.config import TPTrainingConfig
+    from deepspeed.runtime.zenflow.zenflow_config import ZenFlowConfig
+    from deepspeed.runtime.zero.leaf_module_config import DeepSpeedZeroLeafModuleConfig
+    from deepspeed.utils.config import DeepSpeedThroughputTimerConfig
+
+    theirs = {
+        "fp16": DeepSpeedFP16Config, "bf16": DeepSpeedBF16Config, "tensor_parallel": TPTrainingConfig, "hybrid_engine": top.HybridEngineConfig, "compile": CompileConfig, "weight_quantization": WeightQuantConfig,
+        "comms_logger": CommsLoggerConfig, "tensorboard": TensorBoardConfig, "csv_monitor": CSVConfig, "wandb": WandbConfig, "comet": CometConfig,
+    }
+    assert set(theirs) == set(sections.SECTIONS)
+    for name, model in theirs.items():
+        keys = sections.SECTIONS[name]
+        assert set(keys) == {written for field_name, field in model.model_fields.items() for written in (field_name, field.alias) if written}
+        for field_name, field in model.model_fields.items():
+            assert keys[field_name].kind == "any" or keys[field_name].default == field.get_default(call_default_factory=True), field_name
+    for keys, model in ((sections.ZENFLOW, ZenFlowConfig), (sections.LEAF_MODULE, DeepSpeedZeroLeafModuleConfig), (sections.THROUGHPUT, DeepSpeedThroughputTimerConfig)):
+        assert set(keys) == set(model.model_fields)
+    assert set(sections.REMOVED) == set(top._REMOVED_TOP_LEVEL_CONFIG_KEYS)
+    assert set(sections.REMOVED_ZERO) == set(top._REMOVED_ZERO_CONFIG_KEYS)
+
+
+def test_every_key_deepspeed_asks_for_is_known():
+    """`param_dict.get("…")` and the like in the file that reads the JSON."""
+    constants = pytest.importorskip("deepspeed.runtime.constants")
+    import inspect
+    import re
+
+    from deepspeed.runtime import config as top
+
+    source = inspect.getsource(top)
+    asked = set(re.findall(r"get_scalar_param\(\s*param_dict,\s*([A-Z_]+)", source)) | set(re.findall(r"param_dict\.get\(([A-Z_]+)", source))
+    names = {getattr(constants, name) for name in asked if hasattr(constants, name)}
+    assert len(names) > 15 and names <= sections.KNOWN
+
+
+# --- what is ignored, and what is not followed
+
+
+def test_an_unknown_key_at_the_top_is_told_with_the_nearest():
+    (found,) = settings({"gradient_acumulation_steps": 2, "optimizer": {"type": "AdamW"}}).findings
+    assert (found.id, found.key) == ("unknown-key", "gradient_acumulation_steps")
+    assert 'did you mean "gradient_accumulation_steps"?' in found.text
+
+
+NOT_FOLLOWED = {
+    "tensor_parallel.autotp_size": ({"tensor_parallel": {"autotp_size": 2}}, {"world_size": 4}, "at most"),
+    "sequence_parallel_size": ({"sequence_parallel_size": 4}, {"world_size": 4}, "at most"),
+    "expert_parallel.enabled": (on("expert_parallel"), {}, "no bound"),
+    "hybrid_engine.enabled": (on("hybrid_engine"), {}, "at least"),
+    "compile.deepcompile": ({"compile": {"deepcompile": True}}, {}, "no bound"),
+    "data_efficiency.data_sampling.curriculum_learning.enabled": (on("data_efficiency", data_sampling={"curriculum_learning": {"enabled": True, "curriculum_metrics": {}}}), {}, "at most"),
+    "data_efficiency.data_routing.random_ltd.enabled": (on("data_efficiency", data_routing=on("random_ltd") | {"enabled": True}), {}, "at most"),
+    "torch_autocast.enabled": ({**on("torch_autocast", dtype="bf16"), **on("bf16")}, {}, "at least"),
+    "torch_autocast.lower_precision_safe_modules": (on("torch_autocast", dtype="bf16", lower_precision_safe_modules=["torch.nn.Linear"]), {}, "no bound"),
+    "weight_quantization.quantized_initialization": ({"weight_quantization": {"quantized_initialization": {"num_bits": 4}}}, {}, "at most"),
+    "data_types.buffer_dtype": ({"data_types": {"buffer_dtype": "bf16"}}, {}, "buffers"),
+    "communication_data_type": ({"communication_data_type": "fp32", **on("bf16"), **zero(stage=2, reduce_bucket_size=1 << 28)}, {}, "one bucket (1.0 GiB)"),
+    "managed_gradient_accumulation": ({"managed_gradient_accumulation": False}, {}, "no bound"),
+    "zero_optimization.use_multi_rank_bucket_allreduce": (zero(stage=2, use_multi_rank_bucket_allreduce=False), {}, "no bound"),
+    "zero_optimization.compute_grad_norm": ({**zero(stage=2, compute_grad_norm=False), "gradient_clipping": 0}, {}, "at most"),
+    "bf16.immediate_grad_update": ({**on("bf16", immediate_grad_update=True), **zero(stage=1)}, {}, "at most"),
+    "fp16.fp16_master_weights_and_grads": ({**on("fp16", fp16_master_weights_and_grads=True), **zero(stage=2, offload_optimizer={"device": "cpu"})}, {}, "at most"),
+    "zero_optimization.zero_hpz_partition_size": (zero(stage=3, zero_hpz_partition_size=8), {}, "at least"),
+    "zero_optimization.zero_quantized_weights": (zero(stage=3, zero_quantized_weights=True), {}, "no bound"),
+    "zero_optimization.zero_quantized_nontrainable_weights": (zero(stage=3, zero_quantized_nontrainable_weights=True), {}, "at most"),
+    "zero_optimization.zero_quantized_gradients": (zero(stage=3, zero_quantized_gradients=True), {"world_size": 16}, "no bound"),
+    "zero_optimization.stage3_module_granularity_threshold": (zero(stage=3, stage3_module_granularity_threshold=10), {}, "at least"),
+    "zero_optimization.leaf_module": (zero(stage=3, leaf_module={"names": ["h"]}), {}, "at least"),
+    "zero_optimization.stage3_use_all_reduce_for_fetch_params": (zero(stage=3, stage3_use_all_reduce_for_fetch_params=True), {}, "at most"),
+    "zero_optimization.stage3_allgather_sequential": (zero(stage=3, stage3_allgather_sequential=True), {}, "at most"),
+    "zero_optimization.memory_efficient_linear": (zero(stage=3, memory_efficient_linear=False), {}, "no bound"),
+    "zero_optimization.offload_optimizer.ratio": (zero(stage=3, offload_optimizer={"device": "cpu", "ratio": 0.9}), {}, "leaves 10%"),
+    "zero_optimization.offload_optimizer.super_offload": (zero(stage=3, offload_optimizer={"device": "cpu", "super_offload": True}), {}, "no bound"),
+    "zero_optimization.zenflow": (zero(stage=2, offload_optimizer={"device": "cpu"}, zenflow={}), {}, "at least"),
+    "optimizer.legacy_fusion": ({"optimizer": {"type": "AdamW", "legacy_fusion": True}}, {}, "no bound"),
+    "gradient_checkpointing.early_stop": ({}, {"gradient_checkpointing": {"use_reentrant": False, "early_stop": False}}, "at least"),
+}
+
+
+@pytest.mark.parametrize("key", NOT_FOLLOWED)
+def test_what_is_not_followed_is_told_with_its_bound(key):
+    deepspeed, job, words = NOT_FOLLOWED[key]
+    s = settings(deepspeed, **job)
+    (found,) = s.not_modelled
+    assert found.key == key and words in found.text
+    assert f"{key}: {found.text}" in s.notes
+
+
+QUIET = {
+    "off": {"hybrid_engine": {"enabled": False}, "tensor_parallel": {"autotp_size": 1}, "compile": {"deepcompile": False}, "expert_parallel": {"enabled": False}, "data_efficiency": {"enabled": False}},
+    "at its default": zero(stage=3, zero_hpz_partition_size=1, memory_efficient_linear=True, offload_optimizer={"device": "cpu", "ratio": 1.0}),
+    "in the same type": {"communication_data_type": "bf16", **on("bf16")},
+    "no memory in it": {"wall_clock_breakdown": True, "steps_per_print": 10, "comms_logger": {"enabled": True}, "tensorboard": {"enabled": False}, "dump_state": True, "prescale_gradients": False},
+    "auto": {**zero(stage=3, zero_quantized_weights="auto", offload_optimizer={"device": "cpu", "super_offload": "auto", "ratio": "auto"}), "bf16": {"enabled": True, "immediate_grad_update": "auto"}},
+}
+
+
+@pytest.mark.parametrize("deepspeed", QUIET.values(), ids=QUIET)
+def test_what_moves_no_memory_is_not_told(deepspeed):
+    s = settings(deepspeed)
+    assert (s.not_modelled, s.findings) == ((), ())
+
+
+@pytest.mark.parametrize("key", ["activation_checkpointing", "pipeline"])
+def test_what_people_expect_to_save_memory_and_does_nothing(key):
+    (found,) = settings({key: {"partition_activations": True}}).findings
+    assert found.key == key and "does nothing" in found.text
+
+
+@pytest.mark.parametrize("key", ["sub_group_size", "zero_hpz_partition_size", "zero_quantized_weights", "stage3_max_live_parameters"])
+def test_stage_3_keys_at_stage_2_are_told(key):
+    (found,) = settings(zero(stage=2, **{key: 2 if "size" in key or "max" in key else True})).findings
+    assert (found.id, found.key) == ("stage3-key-ignored", f"zero_optimization.{key}")
+
+
+def test_gpus_that_share_a_model_see_the_same_samples():
+    s = settings({"tensor_parallel": {"autotp_size": 2}, "train_batch_size": 32}, world_size=8)
+    assert (s.gradient_accumulation_steps, s.config["train_batch_size"]) == (2, 32)
+
+
+REFUSED_BY_THE_ENGINE = {
+    "lamb with a fixed scale": ({"optimizer": {"type": "Lamb"}, **on("fp16", loss_scale=128)}, "deepspeed.fp16.loss_scale"),
+    "muon at stage 3": ({"optimizer": {"type": "Muon"}, **zero(stage=3)}, "deepspeed.zero_optimization.reduce_scatter"),
+    "prescaled with reduce-scatter": ({"prescale_gradients": True, **zero(stage=2)}, "deepspeed.prescale_gradients"),
+    "unmanaged with overlap": ({"managed_gradient_accumulation": False, **zero(stage=1, overlap_comm=True)}, "deepspeed.managed_gradient_accumulation"),
+    "no norm with offload": ({"gradient_clipping": 0, **zero(stage=2, compute_grad_norm=False, offload_optimizer={"device": "cpu"})}, "deepspeed.zero_optimization.compute_grad_norm"),
+}
+
+
+@pytest.mark.parametrize(("deepspeed", "field"), REFUSED_BY_THE_ENGINE.values(), ids=REFUSED_BY_THE_ENGINE)
+def test_what_the_engine_refuses_later(deepspeed, field):
+    with pytest.raises(BadInput) as caught:
+        settings(deepspeed)
+    assert caught.value.field == field

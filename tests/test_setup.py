@@ -7,7 +7,8 @@ import json
 import pytest
 
 from explorer.errors import BadInput
-from explorer.setup import Setup, parse_json
+from explorer.jsonfile import parse_json
+from explorer.setup import Setup
 
 MINIMAL = {"model": "gpt2", "micro_batch": 8}
 FULL = {
@@ -106,14 +107,14 @@ def test_a_setup_cannot_be_changed_in_place():
 
 
 BAD = {
-    "unknown key, nearest named": (job(micro_bach=8), "micro_bach", "did you mean 'micro_batch'"),
+    "unknown key, nearest named": (job(micro_bach=8), "micro_bach", 'did you mean \"micro_batch\"'),
     "unknown key, nothing near": (job(zzz=8), "zzz", "the keys are"),
     "no model": ({"micro_batch": 8}, "model", "required"),
     "no micro_batch": ({"model": "gpt2"}, "micro_batch", "required"),
     "null model": ({"model": None, "micro_batch": 8}, "model", "required"),
     "empty model": (job(model="  "), "model", "empty"),
-    "model a number": (job(model=5), "model", "a number"),
-    "model a list": (job(model=["gpt2"]), "model", "a list"),
+    "model a number": (job(model=5), "model", "is 5; give a name"),
+    "model a list": (job(model=["gpt2"]), "model", "is [\"gpt2\"]; give a name"),
     "micro_batch a text": (job(micro_batch="8"), "micro_batch", "whole number"),
     "micro_batch true": (job(micro_batch=True), "micro_batch", "whole number"),
     "micro_batch fractional": (job(micro_batch=8.0), "micro_batch", "whole number"),
@@ -151,7 +152,7 @@ BAD = {
     "capacity inf": (job(capacity_gib=float("inf")), "capacity_gib", "above 0"),
     "capacity a text": (job(capacity_gib="80"), "capacity_gib", "above 0"),
     "host_ram true": (job(host_ram_gib=True), "host_ram_gib", "above 0"),
-    "allocator option unknown": (job(allocator={"expandable_segment": True}), "allocator.expandable_segment", "did you mean 'expandable_segments'"),
+    "allocator option unknown": (job(allocator={"expandable_segment": True}), "allocator.expandable_segment", 'did you mean \"expandable_segments\"'),
     "expandable a text": (job(allocator={"expandable_segments": "True"}), "allocator.expandable_segments", "true or false"),
     "split too small": (job(allocator={"max_split_size_mb": 20}), "allocator.max_split_size_mb", "above 20"),
     "split fractional": (job(allocator={"max_split_size_mb": 64.5}), "allocator.max_split_size_mb", "whole number"),
@@ -186,9 +187,13 @@ BROKEN = {
     "cut short": ('{"model": "gpt2", "micro_batch": ', "line 1"),
     "a comma too many": ('{"model": "gpt2",\n "micro_batch": 8,}', "line 2"),
     "a comment": ('{"model": "gpt2" // small\n}', "line 1"),
-    "empty": ("", "line 1"),
+    "empty": ("", "is empty"),
+    "only spaces": (" \n ", "is empty"),
+    "a key twice": ('{"model": "gpt2", "micro_batch": 8, "micro_batch": 9}', 'gives "micro_batch" twice'),
+    "a key twice inside": ('{"model": "gpt2", "micro_batch": 8, "deepspeed": {"bf16": {"enabled": true, "enabled": false}}}', 'gives "enabled" twice'),
     "nested past reason": ("[" * 100_000, "nested too deeply"),
-    "only a number": ("8", "JSON object"),
+    "only a number": ("8", "is 8; give a JSON object"),
+    "only null": ("null", "is null; give a JSON object"),
 }
 
 

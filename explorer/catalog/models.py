@@ -15,7 +15,7 @@ from explorer.catalog.checks import check
 from explorer.catalog.hub import hub_config
 from explorer.catalog.kinds import Kind, Task, kinds, task_of
 from explorer.errors import BadInput
-from explorer.setup import read_json
+from explorer.jsonfile import read_json
 
 Source = Literal["catalog", "config", "hub"]
 _DROPPED = {"_name_or_path", "transformers_version", "torch_dtype", "dtype", "architectures", "auto_class", "auto_map", "use_cache", "_attn_implementation", "attn_implementation"}

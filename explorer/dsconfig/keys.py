@@ -5,20 +5,23 @@ DeepSpeed refuses a key that is not here, and takes numbers in any form pydantic
 
 from __future__ import annotations
 
+import difflib
+import math
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
-from explorer.errors import BadInput
+from explorer.errors import BadInput, shown
 
 
 class Key(NamedTuple):
-    """How DeepSpeed reads one key."""
+    """How DeepSpeed reads one key. null stands for a default of None, and for no other."""
 
-    kind: Literal["int", "bool", "float", "text", "device", "object"]
+    kind: Literal["int", "bool", "float", "text", "device", "object", "list", "any"]
     default: Any
-    least: int | None = None
-    most: int = sys.maxsize
+    least: float | None = None
+    most: float = sys.maxsize
 
 
 _MOST_ELEMENTS = 1 << 40
@@ -92,9 +95,9 @@ OFFLOAD_OPTIMIZER: dict[str, Key] = {
     "pipeline_read": Key("bool", False),
     "pipeline_write": Key("bool", False),
     "fast_init": Key("bool", False),
-    "ratio": Key("float", 1.0, 0),
+    "ratio": Key("float", 1.0, 0, 1),
     "super_offload": Key("bool", False),
-    "cpuadam_cores_perc": Key("float", 0.8, 0),
+    "cpuadam_cores_perc": Key("float", 0.8, 0, 1),
 }
 
 OFFLOAD_PARAM: dict[str, Key] = {
@@ -106,8 +109,14 @@ OFFLOAD_PARAM: dict[str, Key] = {
     "pin_memory": Key("bool", True),
 }
 
+MOVED: dict[str, dict[str, str]] = {"zero_optimization": {
+    "cpu_offload": "offload_optimizer", "cpu_offload_param": "offload_param", "stage3_gather_fp16_weights_on_model_save": "stage3_gather_16bit_weights_on_model_save",
+}}
+"""Old keys that DeepSpeed still takes, but not beside the one that took their place."""
+
 _TRUE = {"true", "1", "on", "yes", "t", "y"}
 _FALSE = {"false", "0", "off", "no", "f", "n"}
+_WHOLE = re.compile(r"\s*[+-]?\d+(_\d+)*(\.0+)?\s*", re.ASCII)
 
 
 def read_section(section: Any, keys: Mapping[str, Key], path: str) -> dict[str, Any]:
@@ -118,82 +127,104 @@ def read_section(section: Any, keys: Mapping[str, Key], path: str) -> dict[str, 
     if section is None:
         section = {}
     if not isinstance(section, Mapping):
-        raise BadInput(path, f"is {section!r}; DeepSpeed takes an object here")
+        raise BadInput(path, f"is {shown(section)}; give an object")
     values = {name: key.default for name, key in keys.items()}
-    for written, value in section.items():
-        name = ALIASES.get(written, written) if keys is ZERO else written
+    written: dict[str, str] = {}
+    for key, value in section.items():
+        name = ALIASES.get(key, key) if keys is ZERO else key
         if name not in keys:
-            import difflib
-
-            near = difflib.get_close_matches(str(written), keys, 1, 0.5)
-            raise BadInput(f"{path}.{written}", "is not a key that DeepSpeed knows there, and it refuses unknown ones" + (f"; did you mean {near[0]!r}?" if near else ""))
+            raise BadInput(f"{path}.{key}", f"is not a key that DeepSpeed knows there, and it refuses unknown ones{nearest(key, [*keys, *(ALIASES if keys is ZERO else ())])}")
+        if name in written:
+            raise BadInput(f"{path}.{key}", f"is given together with {written[name]}, which is the same; keep one of them")
+        written[name] = key
         if value != "auto":
-            values[name] = read_value(value, keys[name], f"{path}.{written}")
+            values[name] = read_value(value, keys[name], f"{path}.{key}")
+    for old, new in MOVED.get(path.rpartition(".")[2], {}).items():
+        if old in written and new in written:
+            raise BadInput(f"{path}.{old}", f"is given together with {written[new]}, which DeepSpeed refuses; keep {written[new]}")
     return values
 
 
+def nearest(word: str, known: Iterable[str]) -> str:
+    """"; did you mean …?" for a slip of the pen, nothing where no key is near."""
+    near = difflib.get_close_matches(str(word)[:100], list(known), 1, 0.6)
+    return f"; did you mean {shown(near[0])}?" if near else ""
+
+
 def read_value(value: Any, key: Key, path: str) -> Any:
-    """One value as pydantic's lax mode reads it."""
+    """One value as pydantic's lax mode reads it, but for a truth value in a number's place, which it takes for 1 or 0."""
     if value is None and key.default is None:
         return None
     match key.kind:
         case "int":
-            number = _integer(value, path)
-            if key.least is not None and number < key.least:
-                raise BadInput(path, f"is {value}; DeepSpeed takes a whole number of at least {key.least}")
-            if number > key.most:
-                raise BadInput(path, f"is {value}, which no machine can hold; give at most {key.most}")
-            return number
+            return _within(_integer(value, path), key, path, "a whole number")
         case "float":
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-                raise BadInput(path, f"is {value!r}; DeepSpeed takes a number from 0 to 1")
-            return float(value)
+            return _within(_float(value, path), key, path, "a number")
         case "bool":
             return read_bool(value, path)
         case "device":
             if value not in ("none", "cpu", "nvme"):
-                raise BadInput(path, f"is {value!r}; choose none, cpu or nvme")
-            return value
+                raise BadInput(path, f"is {shown(value)}; choose none, cpu or nvme")
         case "text":
             if not isinstance(value, str):
-                raise BadInput(path, f"is {value!r}; give a path")
-            return value
+                raise BadInput(path, f"is {shown(value)}; give a text")
         case "object":
             if not isinstance(value, Mapping):
-                raise BadInput(path, f"is {value!r}; DeepSpeed takes an object here")
-            return value
+                raise BadInput(path, f"is {shown(value)}; give an object")
+        case "list":
+            if not isinstance(value, list):
+                raise BadInput(path, f"is {shown(value)}; give a list")
+    return value
 
 
 def read_count(value: Any, path: str) -> int:
-    """A batch-like count in a DeepSpeed config."""
+    """A batch-like count, which DeepSpeed reckons with as it is written: a text is none."""
+    if isinstance(value, str):
+        raise BadInput(path, f"is the text {shown(value)}, which DeepSpeed cannot reckon with{_unquoted(value) or '; give a whole number'}")
     return read_value(value, Key("int", 1, 1, 1 << 32), path)
 
 
 def read_bool(value: Any, path: str) -> bool:
     """True or False in any of the forms pydantic takes."""
-    if isinstance(value, bool):
-        return value
-    word = str(value).lower()
-    if word in _TRUE or word in _FALSE:
-        return word in _TRUE
-    raise BadInput(path, f"is {value!r}; give true or false")
+    if isinstance(value, bool | int | float) and value in (0, 1):
+        return bool(value)
+    if isinstance(value, str) and value.lower() in _TRUE | _FALSE:
+        return value.lower() in _TRUE
+    raise BadInput(path, f"is {shown(value)}; give true or false")
+
+
+def _within(number: float, key: Key, path: str, kind: str) -> Any:
+    if key.least is not None and number < key.least:
+        raise BadInput(path, f"is {shown(number)}; give {kind} {f'from {key.least} to {key.most}' if key.most <= 1 else f'of at least {key.least}'}")
+    if number > key.most:
+        raise BadInput(path, f"is {shown(number)}; give {kind} from {key.least} to {key.most}" if key.most <= 1 else f"is {shown(number)}, which no machine can hold; give at most {key.most}")
+    return number
 
 
 def _integer(value: Any, path: str) -> int:
-    if isinstance(value, bool):
-        raise BadInput(path, f"is {value}; DeepSpeed takes a whole number")
-    if isinstance(value, int):
+    if isinstance(value, int) and not isinstance(value, bool):
         return value
     if isinstance(value, float) and value.is_integer():
         return int(value)
+    if isinstance(value, str) and _WHOLE.fullmatch(value) and len(value) < 100:
+        return int(value.partition(".")[0])
     if isinstance(value, str):
-        try:
-            return int(value.replace("_", ""))
-        except ValueError:
-            hint = ""
-            try:
-                hint = f"; write {int(float(value))} without quotes"
-            except (ValueError, OverflowError):
-                pass
-            raise BadInput(path, f"is the text {value!r}, which DeepSpeed refuses{hint or '; give a whole number'}") from None
-    raise BadInput(path, f"is {value!r}; DeepSpeed takes a whole number")
+        raise BadInput(path, f"is the text {shown(value)}, which DeepSpeed refuses{_unquoted(value) or '; give a whole number'}")
+    raise BadInput(path, f"is {shown(value)}; give a whole number")
+
+
+def _float(value: Any, path: str) -> float:
+    try:
+        if isinstance(value, int | float | str) and not isinstance(value, bool) and math.isfinite(number := float(value)):
+            return number
+    except (ValueError, OverflowError):
+        pass
+    raise BadInput(path, f"is {shown(value)}; give a number")
+
+
+def _unquoted(text: str) -> str:
+    """The way out for a number in quotes."""
+    try:
+        return f"; write {int(float(text))} without quotes" if float(text).is_integer() else ""
+    except (ValueError, OverflowError):
+        return ""

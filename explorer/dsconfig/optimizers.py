@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from explorer.dsconfig.findings import Finding
-from explorer.errors import BadInput
+from explorer.errors import BadInput, shown
 
 Kernel = Literal["fused", "foreach", "single", "cpu"]
 
@@ -60,11 +60,11 @@ def choose(config: Mapping[str, Any], trainer: Mapping[str, Any] | None, *, stag
 
     `remade`: it is made for the model's whole parameters on the GPU first, and then given fp32 masters (not stage 0 in fp32, nor under zero.Init).
     """
-    section = config.get("optimizer")
-    if section is None and trainer is not None:
+    absent = "optimizer" not in config
+    if absent and trainer is not None:
         return _trainers(config, trainer, stage, offloaded)
-    choice = _deepspeeds({"type": "AdamW"} if section is None else section, stage, offloaded, bool(config.get("zero_allow_untested_optimizer")), remade)
-    if section is None:
+    choice = _deepspeeds({"type": "AdamW"} if absent else config["optimizer"], stage, offloaded, bool(config.get("zero_allow_untested_optimizer")), remade)
+    if absent:
         choice.notes.append("no optimizer in the DeepSpeed config: AdamW is assumed")
     return choice
 
@@ -137,7 +137,7 @@ def _deepspeeds(section: Any, stage: int, offloaded: bool, untested_allowed: boo
         raise BadInput(field_, "must be an object with a \"type\", such as {\"type\": \"AdamW\", \"params\": {\"lr\": 1e-5}}")
     params = section.get("params") or {}
     if not isinstance(params, Mapping):
-        raise BadInput(f"{field_}.params", f"is {params!r}; give an object")
+        raise BadInput(f"{field_}.params", f"is {shown(params)}; give an object")
     if "max_grad_norm" in params:
         raise BadInput(f"{field_}.params.max_grad_norm", "is refused by DeepSpeed; write \"gradient_clipping\" at the top of the config instead")
     written = section["type"]
@@ -156,13 +156,13 @@ def _deepspeeds(section: Any, stage: int, offloaded: bool, untested_allowed: boo
 
 def _unknown(written: str) -> str:
     if written in _CANNOT_STEP:
-        return f"is {written!r}, which {_CANNOT_STEP[written]}; choose AdamW, say"
+        return f"is {shown(written)}, which {_CANNOT_STEP[written]}; choose AdamW, say"
     same = next((n for n in _TORCH_STATES if n.lower() == written.lower()), None)
     if same is not None:
-        return f"is {written!r}, which DeepSpeed looks up in torch.optim as it is written; write {same!r}"
-    near = difflib.get_close_matches(written, _SUGGESTED, 1, 0.6)
-    hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(_SUGGESTED)}"
-    return f"is {written!r}, which neither DeepSpeed nor torch.optim has; {hint}"
+        return f"is {shown(written)}, which DeepSpeed looks up in torch.optim as it is written; write {shown(same)}"
+    near = difflib.get_close_matches(written[:100], _SUGGESTED, 1, 0.6)
+    hint = f"did you mean {shown(near[0])}?" if near else f"choose one of {', '.join(_SUGGESTED)}"
+    return f"is {shown(written)}, which neither DeepSpeed nor torch.optim has; {hint}"
 
 
 def _deepspeed_class(name: str, params: Mapping[str, Any], offloaded: bool, remade: bool) -> Optimizer:
@@ -215,8 +215,8 @@ def _trainers(config: Mapping[str, Any], trainer: Mapping[str, Any], stage: int,
     """`Trainer.create_optimizer`, whose two groups differ in weight decay; accelerate allows it under ZeRO without being asked."""
     optim = str(trainer.get("optim", _OPTIM_DEFAULT))
     if optim not in _OPTIM and optim not in _STRANGE and optim != "adafactor":
-        near = difflib.get_close_matches(optim, [*_OPTIM, "adafactor", *_STRANGE], 1, 0.5)
-        raise BadInput("trainer.optim", f"is {optim!r}, which the Trainer does not know" + (f"; did you mean {near[0]!r}?" if near else "; choose adamw_torch_fused, say"))
+        near = difflib.get_close_matches(optim[:100], [*_OPTIM, "adafactor", *_STRANGE], 1, 0.5)
+        raise BadInput("trainer.optim", f"is {shown(optim)}, which the Trainer does not know" + (f"; did you mean {shown(near[0])}?" if near else "; choose adamw_torch_fused, say"))
     if optim == "adagrad" and stage:
         raise BadInput("trainer.optim", "is adagrad, which fails under ZeRO: DeepSpeed makes Adagrad anew with one parameter group where the Trainer has two; name Adagrad in the DeepSpeed config, or choose another")
     if offloaded and config.get("zero_force_ds_cpu_optimizer", True):
@@ -240,14 +240,14 @@ def _optim_args(trainer: Mapping[str, Any]) -> dict[str, Any]:
     for part in filter(None, text.split(",")):
         key, equals, value = part.partition("=")
         if not equals:
-            raise BadInput("trainer.optim_args", f"has {part!r}; write key=value, separated by commas")
+            raise BadInput("trainer.optim_args", f"has {shown(part)}; write key=value, separated by commas")
         if key in ("nesterov", "centered"):
             found[key] = value.lower() in ("true", "1", "yes")
         elif key == "momentum":
             try:
                 found[key] = float(value)
             except ValueError:
-                raise BadInput("trainer.optim_args", f"has momentum={value!r}; give a number") from None
+                raise BadInput("trainer.optim_args", f"has momentum={shown(value)}; give a number") from None
     return found
 
 

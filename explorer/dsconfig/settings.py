@@ -10,12 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from explorer.dsconfig.arguments import not_modelled
+from explorer.dsconfig import sections
+from explorer.dsconfig.arguments import check_arguments, disagreements, not_modelled
 from explorer.dsconfig.auto import fill_auto
+from explorer.dsconfig.beyond import STAGE3_ONLY, not_followed
 from explorer.dsconfig.findings import Finding
+from explorer.dsconfig.hardware import check_card
 from explorer.dsconfig.keys import OFFLOAD_OPTIMIZER, OFFLOAD_PARAM, ZERO, read_bool, read_section
 from explorer.dsconfig.optimizers import Optimizer, choose
-from explorer.errors import BadInput
+from explorer.dsconfig.refused import check_combinations, check_removed
+from explorer.errors import BadInput, shown
 from explorer.setup import Setup
 
 Precision = Literal["fp32", "fp16", "bf16"]
@@ -92,39 +96,46 @@ class Settings:
 
 def resolve(setup: Setup) -> Settings:
     """What DeepSpeed does with this Setup. Raises BadInput naming the key where it would refuse."""
+    findings: list[Finding] = []
+    sections.check(setup.deepspeed, findings)
+    check_removed(setup.deepspeed.get("zero_optimization"))
+    check_arguments(setup)
     config, notes = fill_auto(setup)
-    zero_config = config.get("zero_optimization", {})
-    if not isinstance(zero_config, Mapping):
-        raise BadInput("deepspeed.zero_optimization", f"is {zero_config!r}; give an object such as {{\"stage\": 2}}, or leave it out")
-    zero = read_section(zero_config, ZERO, "deepspeed.zero_optimization")
+    zero = read_section(config["zero_optimization"], ZERO, "deepspeed.zero_optimization")
     stage = zero["stage"]
     if stage > 3:
         raise BadInput("deepspeed.zero_optimization.stage", f"is {stage}; choose 0, 1, 2 or 3")
+    overlap = zero["overlap_comm"] = stage == 3 if zero["overlap_comm"] is None else zero["overlap_comm"]
     precision = _precision(config)
-    findings: list[Finding] = []
+    accumulation = _accumulation_dtype(config, precision)
+    autocast = _autocast(config, precision)
+    clipping = _clipping(config)
     offload_optimizer, offload_param = _offloads(zero, stage, findings)
-    _ignored(zero_config, stage, findings)
-    overlap = zero["overlap_comm"]
+    device = offload_optimizer.device if offload_optimizer else None
+    check_combinations(config, zero, precision=precision, accumulation=accumulation, clipping=clipping, offload=device)
+    check_card(setup, precision, autocast)
+    _ignored(config, stage, findings)
+    findings.extend(disagreements(config, setup))
     remade = (stage > 0 or precision != "fp32") and not (stage == 3 and setup.zero_init)
     choice = choose(config, setup.trainer, stage=stage, offloaded=offload_optimizer is not None, remade=remade)
     findings.extend(choice.findings)
-    missing = (*choice.not_modelled, *not_modelled(setup.trainer, setup.gradient_checkpointing))
+    missing = (*choice.not_modelled, *not_followed(config, zero, setup, precision=precision, offload=device), *not_modelled(setup))
     notes.extend(choice.notes)
     notes.extend(f"{f.key}: {f.text}" for f in (*findings, *missing))
     return Settings(
         stage=stage,
         precision=precision,
-        autocast=_autocast(config, precision),
+        autocast=autocast,
         optimizer=choice.optimizer,
         parameter_groups=choice.groups,
         offload_optimizer=offload_optimizer,
         offload_param=offload_param,
         gradient_accumulation_steps=config["gradient_accumulation_steps"],
-        gradient_clipping=_number(config.get("gradient_clipping", 1.0), "deepspeed.gradient_clipping"),
-        grad_accum_dtype=_accumulation_dtype(config, precision),
+        gradient_clipping=clipping,
+        grad_accum_dtype=accumulation,
         world_size=setup.world_size,
         rank=setup.rank,
-        overlap_comm=stage == 3 if overlap is None else overlap,
+        overlap_comm=overlap,
         prefetch_bucket_size=zero["stage3_prefetch_bucket_size"],
         param_persistence_threshold=zero["stage3_param_persistence_threshold"],
         model_persistence_threshold=zero["stage3_model_persistence_threshold"],
@@ -140,41 +151,58 @@ def resolve(setup: Setup) -> Settings:
 
 
 def _precision(config: Mapping[str, Any]) -> Precision:
+    """Of the weights; "bfloat16" is an old name that counts where there is no bf16."""
+    sections_ = {"fp16": config.get("fp16") or {}, "bf16": config.get("bf16")}
+    if sections_["bf16"] is None:
+        sections_["bf16"] = config.get("bfloat16", {})
     enabled = []
-    for name in ("fp16", "bf16"):
-        section = config.get(name, {})
-        if not isinstance(section, Mapping):
-            raise BadInput(f"deepspeed.{name}", f"is {section!r}; give an object such as {{\"enabled\": true}}")
-        if read_bool(section.get("enabled", False), f"deepspeed.{name}.enabled"):
+    for name, section in sections_.items():
+        values = read_section(section, sections.SECTIONS[name], f"deepspeed.{name}")
+        if values["enabled"]:
             enabled.append(name)
     if len(enabled) == 2:
         raise BadInput("deepspeed.bf16.enabled", "is true while fp16.enabled is true too, which DeepSpeed refuses; turn one of them off")
     return enabled[0] if enabled else "fp32"
 
 
+_DTYPES: dict[str, Precision] = {name: kind for kind, names in {
+    "fp32": ("fp32", "float32", "float", "torch.float32"), "fp16": ("fp16", "float16", "half", "torch.float16"), "bf16": ("bf16", "bfloat16", "torch.bfloat16"),
+}.items() for name in names}
+"""The names that DeepSpeed has for a type (runtime/config.py, `DtypeEnum`)."""
+
+
 def _autocast(config: Mapping[str, Any], precision: Precision) -> Literal["fp16", "bf16"] | None:
+    """What torch.autocast computes in, where the weights are fp32."""
     section = config.get("torch_autocast", {})
-    if not isinstance(section, Mapping):
-        raise BadInput("deepspeed.torch_autocast", f"is {section!r}; give an object such as {{\"enabled\": true, \"dtype\": \"bfloat16\"}}")
-    if not read_bool(section.get("enabled", False), "deepspeed.torch_autocast.enabled"):
+    modules = section.get("lower_precision_safe_modules", [])
+    if not isinstance(modules, list | str) or not all(isinstance(name, str) for name in modules):
+        raise BadInput("deepspeed.torch_autocast.lower_precision_safe_modules", f"is {shown(modules)}; give a list of class names such as \"torch.nn.Linear\"")
+    enabled = section.get("enabled", False)
+    if isinstance(enabled, str):
+        raise BadInput("deepspeed.torch_autocast.enabled", f"is the text {shown(enabled)}, and DeepSpeed takes every text for true; write true or false without quotes")
+    if "dtype" in section and (not isinstance(section["dtype"], str) or section["dtype"] not in _DTYPES):
+        raise BadInput("deepspeed.torch_autocast.dtype", f"is {shown(section['dtype'])}; choose bfloat16 or float16")
+    if not read_bool(enabled, "deepspeed.torch_autocast.enabled") or precision != "fp32":
         return None
-    if precision != "fp32":
-        raise BadInput("deepspeed.torch_autocast.enabled", f"is true while {precision}.enabled is true too, which DeepSpeed refuses; turn one of them off")
-    names = {"bfloat16": "bf16", "bf16": "bf16", "torch.bfloat16": "bf16", "float16": "fp16", "fp16": "fp16", "half": "fp16", "torch.float16": "fp16"}
-    dtype = section.get("dtype", "bfloat16")
-    if dtype not in names:
-        raise BadInput("deepspeed.torch_autocast.dtype", f"is {dtype!r}; choose bfloat16 or float16")
-    return names[dtype]
+    if "dtype" not in section:
+        raise BadInput("deepspeed.torch_autocast.dtype", "is missing, and DeepSpeed has no default for it; write \"bfloat16\" or \"float16\"")
+    dtype = _DTYPES[section["dtype"]]
+    if dtype == "fp32":
+        raise BadInput("deepspeed.torch_autocast.dtype", "is fp32, for which torch turns autocast off; choose bfloat16 or float16, or leave torch_autocast out")
+    return dtype
 
 
 def _accumulation_dtype(config: Mapping[str, Any], precision: Precision) -> Precision:
     types = config.get("data_types", {})
-    written = types.get("grad_accum_dtype") if isinstance(types, Mapping) else None
-    if written is None:
-        return precision
-    if written not in ("fp32", "fp16", "bf16"):
-        raise BadInput("deepspeed.data_types.grad_accum_dtype", f"is {written!r}; choose fp32, fp16 or bf16")
-    return written
+    kinds = {}
+    for key in ("grad_accum_dtype", "param_dtype", "buffer_dtype"):
+        written = types.get(key)
+        if written is not None and (not isinstance(written, str) or written not in _DTYPES):
+            raise BadInput(f"deepspeed.data_types.{key}", f"is {shown(written)}; choose fp32, fp16 or bf16")
+        kinds[key] = precision if written is None else _DTYPES[written]
+    if kinds["param_dtype"] != precision:
+        raise BadInput("deepspeed.data_types.param_dtype", f"is {kinds['param_dtype']} while the weights are {precision}, which DeepSpeed refuses; enable {kinds['param_dtype']}, or leave it out")
+    return kinds["grad_accum_dtype"]
 
 
 def _offloads(zero: dict[str, Any], stage: int, findings: list[Finding]) -> tuple[Offload | None, Offload | None]:
@@ -183,9 +211,8 @@ def _offloads(zero: dict[str, Any], stage: int, findings: list[Finding]) -> tupl
     param = read_section(zero["offload_param"], OFFLOAD_PARAM, f"{base}.offload_param")
     for old, section, name in (("cpu_offload", optimizer, "offload_optimizer"), ("cpu_offload_param", param, "offload_param")):
         if zero[old]:
-            if zero[name] is not None:
-                raise BadInput(f"{base}.{old}", f"is given together with {name}, which DeepSpeed refuses; keep {name}")
             section["device"] = "cpu"
+            zero[name] = {"device": "cpu"}
     if stage < 3 and param["device"] != "none":
         findings.append(Finding(id="offload-param-ignored", key="zero_optimization.offload_param", text=f"DeepSpeed offloads parameters only at stage 3; at stage {stage} it does nothing"))
         param["device"] = "none"
@@ -206,15 +233,20 @@ def _offload(section: Mapping[str, Any]) -> Offload | None:
     return Offload(**{k: section[k] for k in ("device", "pin_memory", "nvme_path", "buffer_count", "buffer_size", "max_in_cpu") if k in section})
 
 
-def _ignored(section: Mapping[str, Any], stage: int, findings: list[Finding]) -> None:
-    for key in section:
-        if key.startswith("stage3_") and stage != 3:
+def _ignored(config: Mapping[str, Any], stage: int, findings: list[Finding]) -> None:
+    for key in config["zero_optimization"]:
+        if stage != 3 and (key.startswith("stage3_") or key in STAGE3_ONLY):
             findings.append(Finding(id="stage3-key-ignored", key=f"zero_optimization.{key}", text=f"has no effect at stage {stage}"))
         if key in ("allgather_bucket_size", "allgather_partitions"):
             findings.append(Finding(id="allgather-key-ignored", key=f"zero_optimization.{key}", text="no longer changes memory: DeepSpeed gathers into the flat parameter buffer in place"))
+    if config.get("activation_checkpointing"):
+        findings.append(Finding(id="activation-checkpointing-ignored", key="activation_checkpointing", text="is for models that call deepspeed.checkpointing, and Hugging Face's do not: it does nothing; set gradient_checkpointing instead"))
+    if config.get("pipeline"):
+        findings.append(Finding(id="pipeline-ignored", key="pipeline", text="is for models built as a PipelineModule, and Hugging Face's are not: it does nothing"))
 
 
-def _number(value: Any, path: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e30:
-        raise BadInput(path, f"is {str(value)[:40]}; give a number of at least 0 that is no typing slip")
-    return float(value)
+def _clipping(config: Mapping[str, Any]) -> float:
+    value = config.get("gradient_clipping", 1.0)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -1e30 < value < 1e30:
+        raise BadInput("deepspeed.gradient_clipping", f"is {shown(value)}; give a number, 0 for no clipping, or leave it out for DeepSpeed's 1.0")
+    return max(0.0, float(value))

@@ -11,8 +11,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from explorer.errors import BadInput
+from explorer.jsonfile import read_json
 from explorer.profile import Profile
-from explorer.setup import Setup, read_json
+from explorer.setup import Setup
 
 SCHEMA = 1
 SHIPPED = Path(__file__).parent.parent / "records"

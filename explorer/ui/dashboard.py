@@ -177,5 +177,6 @@ def _deepspeed_config(setup: Setup) -> str:
 def _record_label(measured: Measured) -> str:
     setup = measured.setup
     model = setup.model if isinstance(setup.model, str) else setup.model.get("model_type", "config")
-    stage = (setup.deepspeed.get("zero_optimization") or {}).get("stage", 0)
+    zero = setup.deepspeed.get("zero_optimization") or {}
+    stage = int(zero) if isinstance(zero, bool) else zero.get("stage", 0)
     return f"{model}, ZeRO-{stage}, micro-batch {setup.micro_batch}: {human(measured.profile.peak.allocated_bytes)}"

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from explorer.errors import BadInput
-from explorer.setup import ATTENTIONS, Setup, parse_json
+from explorer.jsonfile import parse_json
+from explorer.setup import ATTENTIONS, Setup
 
 CUSTOM = "custom"
 """The `model` choice that means: what the text box holds."""
@@ -123,7 +124,7 @@ def read(setup: Setup) -> dict[str, Any]:
 
     settings = resolve(setup)
     model, config_text = _read_model(setup.model)
-    zero = setup.deepspeed.get(_ZERO, {})
+    zero = _zero_section(setup.deepspeed)
     values = {name: getattr(setup, name) for name in ("micro_batch", "sequence", "target_sequence", "image_size", "attention", "world_size", "gpus_per_node")}
     values |= {name: _integer(zero.get(name)) for name in _SIZES}
     overlap = zero.get("overlap_comm", "auto")
@@ -145,8 +146,15 @@ def read(setup: Setup) -> dict[str, Any]:
     }
 
 
+def _zero_section(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of the section; the old form, true or false, is stage 1 or 0."""
+    section = config.get(_ZERO) or {}
+    return {"stage": int(section)} if isinstance(section, bool) else dict(section)
+
+
 def _integer(value: Any) -> int | None:
-    return None if value is None or value == "auto" else int(value)
+    """A size as the section writes it: DeepSpeed reads "500.0" too."""
+    return None if value is None or value == "auto" else int(value.partition(".")[0] if isinstance(value, str) else value)
 
 
 def read_model_name(model: str) -> str | None:
@@ -228,9 +236,7 @@ def _write_config(config: dict[str, Any], values: Mapping[str, Any], changed: se
         _write_precision(config, values["precision"])
     if "optimizer" in changed:
         _write_optimizer(config, values["optimizer"])
-    zero = config.get(_ZERO)
-    if not isinstance(zero, dict):
-        zero = config[_ZERO] = {}
+    zero = config[_ZERO] = _zero_section(config)
     if "stage" in changed:
         zero["stage"] = int(values["stage"])
     for name in _SIZES:

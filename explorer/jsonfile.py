@@ -1,0 +1,106 @@
+"""JSON as people bring it: a file, a pipe, a pasted text or a Python object in; plain lists and dictionaries out. No torch.
+
+Whatever passes here can be written to a file and read back by any program.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from os import PathLike, fsdecode
+from pathlib import Path
+from typing import Any
+
+from explorer.errors import BadInput, shown
+
+LARGEST_BYTES = 1 << 20
+_DEEPEST = 64
+_TOO_LARGE = "is too large to be a configuration (over 1 MiB)"
+_TOO_DEEP = f"is nested too deeply to be a configuration (over {_DEEPEST} levels)"
+
+
+def read_json(path: str | Path, field: str) -> Any:
+    """The content of a JSON file or pipe; BadInput naming `field` where it is missing, too large, or broken."""
+    try:
+        if Path(path).is_dir():
+            raise BadInput(field, f"{path} is a directory, not a file; give a JSON file")
+        with Path(path).open("rb") as file:
+            content = file.read(LARGEST_BYTES + 1)
+    except (OSError, ValueError) as error:  # ValueError: a name with a null character
+        raise BadInput(field, f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+    if len(content) > LARGEST_BYTES:
+        raise BadInput(field, f"{path} {_TOO_LARGE}")
+    try:
+        return parse_json(content.decode("utf-8-sig"), field)
+    except UnicodeDecodeError:
+        raise BadInput(field, f"{path} is not text in UTF-8") from None
+
+
+def parse_json(text: str, field: str) -> Any:
+    """A JSON text's value; BadInput naming the line where it breaks, or the key that it gives twice."""
+
+    def section(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in found:
+                raise BadInput(field, f"gives {shown(key)} twice in one object; keep one of them")
+            found[key] = value
+        return found
+
+    if len(text) > LARGEST_BYTES:
+        raise BadInput(field, _TOO_LARGE)
+    if not text.strip("\ufeff \t\r\n"):
+        raise BadInput(field, "is empty; give a JSON object")
+    try:
+        return json.loads(text.removeprefix("\ufeff"), object_pairs_hook=section)
+    except json.JSONDecodeError as error:
+        raise BadInput(field, f"is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None
+    except RecursionError:
+        raise BadInput(field, _TOO_DEEP) from None
+    except BadInput:
+        raise
+    except ValueError:  # an integer of thousands of digits
+        raise BadInput(field, "holds a number too long to be read") from None
+
+
+def plain(value: Any, field: str) -> Any:
+    """A copy of a value in JSON's own types; NumPy's numbers, paths, tuples and other mappings are taken. BadInput naming `field` for the rest."""
+    copied = _plain(value, field, 0)
+    if len(json.dumps(copied, ensure_ascii=False)) > LARGEST_BYTES:
+        raise BadInput(field, _TOO_LARGE)
+    return copied
+
+
+def scalar(value: Any) -> Any:
+    """A number or truth of NumPy's, or a path, as Python's own; anything else as it is."""
+    if isinstance(value, PathLike):
+        return fsdecode(value)
+    return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
+
+
+def _plain(value: Any, field: str, depth: int) -> Any:
+    if depth > _DEEPEST:
+        raise BadInput(field, _TOO_DEEP)
+    if isinstance(value, Mapping):
+        return {_key(k, field): _plain(v, field, depth + 1) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v, field, depth + 1) for v in value]
+    if isinstance(value, set | frozenset):
+        return [_plain(v, field, depth + 1) for v in sorted(value, key=repr)]
+    value = scalar(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise BadInput(field, "holds NaN or an infinity, which JSON has no form for")
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise BadInput(field, f"holds an object of type {type(value).__name__}, which JSON has no form for")
+
+
+def _key(key: Any, field: str) -> str:
+    """JSON's keys are texts; numbers and truths become what json.dumps makes of them."""
+    key = scalar(key)
+    if isinstance(key, str):
+        return key
+    if key is None or isinstance(key, bool | int | float):
+        return json.dumps(key)
+    raise BadInput(field, f"has a key of type {type(key).__name__}, which JSON has no form for")
