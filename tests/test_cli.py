@@ -191,3 +191,43 @@ def test_a_byte_order_mark_is_read_over(files, capsys):
 def test_a_folder_is_no_job(tmp_path, capsys):
     assert cli.main(["estimate", str(tmp_path), "--json"]) == 2
     assert "not a file" in capsys.readouterr().err
+
+
+# --- the largest micro-batch
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_the_largest_micro_batch_is_the_same_wherever_the_search_starts(stage):
+    """On a T4 ten samples fit, eight do, and nine hang on fragmentation: the answer is eight."""
+    from explorer.estimator.estimate import largest_micro_batch
+    from explorer.setup import Setup
+
+    job = {"model": "gpt2", "gpu": "T4", "deepspeed": {"fp16": {"enabled": True}, "zero_optimization": {"stage": stage}}}
+    assert {largest_micro_batch(Setup(micro_batch=start, **job)) for start in (1, 3, 8, 30, 1000)} == {8}
+
+
+def test_every_micro_batch_up_to_the_largest_fits():
+    from explorer.estimator.estimate import estimate, largest_micro_batch
+
+    job = {"model": "bert-base-uncased", "gpu": "T4", "deepspeed": {"fp16": {"enabled": True}, "zero_optimization": {"stage": 2}}}
+    answers = [estimate({**job, "micro_batch": n}, largest=False).verdict.answer for n in range(36, 43)]
+    assert answers == ["fits"] * 6 + ["tight"]
+    assert estimate({**job, "micro_batch": 43}, largest=False).verdict.answer == "fits"
+    from explorer.setup import Setup
+
+    assert largest_micro_batch(Setup(micro_batch=64, **job)) == 41
+
+
+def test_the_trainers_batch_size_follows_the_search(files, capsys):
+    job = {**FITS, "trainer": {"per_device_train_batch_size": 4, "bf16": True}}
+    assert cli.main(["estimate", *files(job), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["largest_micro_batch"] > 4
+
+
+def test_host_memory_that_is_not_there_is_a_note(files, capsys):
+    job = {**FITS, "gpus_per_node": 8, "world_size": 8, "deepspeed": {**FITS["deepspeed"], "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}}
+    cli.main(["estimate", *files({**job, "host_ram_gib": 8}, {**job, "host_ram_gib": 512}, job), "--json"])
+    small, large, unsaid = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert small["host"]["per_node_bytes"] > 8 << 30
+    assert [sum("host_ram_gib is 8" in note for note in answer["notes"]) for answer in (small, large, unsaid)] == [1, 0, 0]
+    assert small["verdict"] == large["verdict"] == unsaid["verdict"]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from explorer.estimator.stream import PROVENANCES, Stream
 from explorer.estimator.tape import Tape
 from explorer.profile import CATEGORIES, Host, Peak, PhaseMemory, Profile, Verdict
 from explorer.setup import Setup
-from explorer.units import GiB, MiB
+from explorer.units import GiB, MiB, human
 
 DEFAULT_WORKSPACE = 32 * MiB
 """cuBLAS's workspace where no card is named: Hopper's (catalog/cards.json has each card's)."""
@@ -31,6 +32,9 @@ PROCESS_BYTES = 1_340_000_000
 
 _TIMELINE_POINTS = 400
 _SEARCH_REPLAYS = 24
+_LARGEST_BATCH = 1 << 20
+_SURE = 0.75
+"""Part of the capacity whose batch the search begins at: what is reserved beyond what is allocated, a sixth at most in the jobs looked at, has a third there."""
 
 
 def estimate(setup: Setup | Mapping[str, Any], largest: bool = True, on_progress: tapes.Progress | None = None) -> Profile:
@@ -44,53 +48,61 @@ def estimate(setup: Setup | Mapping[str, Any], largest: bool = True, on_progress
 
 
 def largest_micro_batch(setup: Setup, on_progress: tapes.Progress | None = None, stop: threading.Event | None = None) -> int | None:
-    """The largest n such that every micro-batch up to n fits; 0 where one sample does not, None where no capacity is known.
+    """The largest n such that every micro-batch up to n fits; 0 where one sample does not, None where no capacity is known. Whatever the setup's own is.
 
+    What is allocated grows with the batch, so the last that it lets fit is found by halves. What is reserved may fall: below that, batches
+    are taken in turn, or some dozens of them where they are many, and the first that does not fit ends the search.
     `stop`: set it and the search, which takes a second or so, raises CouldNotRun at its next replay.
     """
+    capacity = _capacity(setup)
+    if capacity is None:
+        return None
 
-    def certain(micro_batch: int) -> bool:
+    def work(micro_batch: int) -> _Work:
         if stop is not None and stop.is_set():
             raise CouldNotRun("the search for the largest micro-batch was stopped")
-        return _certain(setup, micro_batch, on_progress)
+        return _Work(_with_micro_batch(setup, micro_batch), on_progress)
 
-    if _capacity(setup) is None:
-        return None
-    low, high = 0, max(1, setup.micro_batch)
-    while certain(high):
-        low, high = high, high * 2
-        if high > 1 << 20:
-            return low
+    @cache
+    def allocated(micro_batch: int) -> int:
+        return int(work(micro_batch).unlimited.allocated.max())
+
+    @cache
+    def fits(micro_batch: int) -> bool:
+        return work(micro_batch).judged[0].answer == "fits"
+
+    top = 2  # one sample may need a tape of its own, so it is asked about only where two are too many
+    while allocated(top) <= capacity.bytes:
+        if top >= _LARGEST_BATCH:
+            return top
+        top *= 2
+    top = _last(lambda n: allocated(n) <= capacity.bytes, 0, top)
+    low = _last(lambda n: allocated(n) <= _SURE * capacity.bytes, 0, top + 1)
+    while low and not fits(low):
+        low //= 2
+    step = max(1, (top - low) // _SEARCH_REPLAYS)
+    while low < top:
+        high = min(low + step, top)
+        if not fits(high):
+            return _last(fits, low, high)
+        low = high
+    return low
+
+
+def _last(holds: Callable[[int], bool], low: int, high: int) -> int:
+    """The last n from `low`, where it holds, to `high`, where it does not, found by halves."""
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if certain(middle) else (low, middle)
-    return _extend(setup, low, on_progress, stop)
-
-
-def _certain(setup: Setup, micro_batch: int, on_progress: tapes.Progress | None) -> bool:
-    """Whether a micro-batch fits with all it would ever reserve, which grows with the batch and so can be bisected."""
-    work = _Work(_with_micro_batch(setup, micro_batch), on_progress)
-    return int(work.unlimited.reserved.max()) <= _capacity(setup).bytes * (1 - verdict.MARGIN)
-
-
-def _extend(setup: Setup, low: int, on_progress: tapes.Progress | None, stop: threading.Event | None) -> int:
-    """Above that, whether a batch fits depends on fragmentation: take each in turn until one does not."""
-    step = max(1, low // 64)
-    for _ in range(_SEARCH_REPLAYS):
-        if stop is not None and stop.is_set():
-            raise CouldNotRun("the search for the largest micro-batch was stopped")
-        if _Work(_with_micro_batch(setup, low + step), on_progress).judged[0].answer != "fits":
-            return low
-        low += step
+        low, high = (middle, high) if holds(middle) else (low, middle)
     return low
 
 
 def _with_micro_batch(setup: Setup, micro_batch: int) -> Setup:
     """The same job with another micro-batch; batch keys of the DeepSpeed config follow it."""
     config = {k: v for k, v in setup.deepspeed.items() if k not in ("train_micro_batch_size_per_gpu", "train_batch_size")}
-    if "gradient_accumulation_steps" not in config or config["gradient_accumulation_steps"] == "auto":
-        config["gradient_accumulation_steps"] = resolve(setup).gradient_accumulation_steps
-    return setup.replace(micro_batch=micro_batch, deepspeed=config)
+    config["gradient_accumulation_steps"] = resolve(setup).gradient_accumulation_steps
+    trainer = None if setup.trainer is None else {k: v for k, v in setup.trainer.items() if k != "per_device_train_batch_size"}
+    return setup.replace(micro_batch=micro_batch, deepspeed=config, trainer=trainer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +190,9 @@ class _Work:
             notes.append(f"LoRA's adapters are taken in {self.settings.precision}: attach them with autocast_adapter_dtype=False, or at stage 3 peft keeps them, and copies of their inputs, in fp32")
         if self.setup.attention == "flash_attention_2":
             notes.append("flash_attention_2 is taken as PyTorch's own flash kernel")
+        host, asked = _host(self.rules, self.setup).per_node_bytes, self.setup.host_ram_gib
+        if asked is not None and host > asked * GiB:
+            notes.append(f"host_ram_gib is {asked:g}, and the processes of one node take {human(host)} of host memory at their peak: the host would not hold them")
         if self.card is None:
             notes.append("no card is named: attention kernels and cuBLAS's workspace are taken as on Hopper")
         if self.settings.precision == "fp16":
