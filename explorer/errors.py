@@ -1,6 +1,8 @@
 """The two ways a job can end without an answer, each with the exit code other programs rely on; and how a person's values are quoted in them."""
 
+import difflib
 import json
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -26,13 +28,13 @@ def missing_extra(what: str, package: str) -> CouldNotRun:
     return CouldNotRun(f"{what} needs {package}, which is not installed: pip install 'deepspeed-memory-explorer[probe]'")
 
 
-def shown(value: Any) -> str:
-    """A value as JSON writes it, since that is where the person wrote it; cut to 60 characters."""
+def shown(value: Any, most: int = 60) -> str:
+    """A value as JSON writes it, since that is where the person wrote it; cut at `most` characters."""
     try:
         text = json.dumps(value, ensure_ascii=False, default=lambda other: f"<{type(other).__name__}>")
     except (ValueError, TypeError, RecursionError):  # holds itself, keys that are no text, or levels without end
         text = f"<{type(value).__name__}>"
-    return one_line(text, 60)
+    return one_line(text, most)
 
 
 def one_line(text: str, most: int) -> str:
@@ -40,3 +42,9 @@ def one_line(text: str, most: int) -> str:
     line = " ".join(str(text)[: 4 * most].split())
     line = "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in line)
     return line if len(line) <= most else line[: most - 1] + "…"
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """`; did you mean "…"?` for a slip of the pen, nothing where no name is near."""
+    near = difflib.get_close_matches(str(word)[:100], list(known), 1, 0.6)
+    return f"; did you mean {shown(near[0])}?" if near else ""

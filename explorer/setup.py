@@ -6,7 +6,6 @@ A Setup is the job file of the command-line contract (docs/contract.md) as an ob
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import math
@@ -16,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from explorer.errors import BadInput, shown
+from explorer.errors import BadInput, nearest, shown
 from explorer.jsonfile import plain, read_json, scalar
 
 SCHEMA = 1
@@ -153,8 +152,7 @@ def _fill_from_trainer(given: dict[str, Any]) -> None:
 
 
 def _nearest(word: str, known: set[str]) -> str:
-    near = difflib.get_close_matches(word[:100], known, 1, 0.5)
-    return f"; did you mean {shown(near[0])}?" if near else f"; the keys are {', '.join(sorted(known))}"
+    return nearest(word, known) or f"; the keys are {', '.join(sorted(known))}"
 
 
 def _check(s: Setup) -> None:

@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
-from explorer.errors import BadInput
+from explorer.errors import BadInput, shown
 from explorer.units import GiB, KiB, MiB
 
 CONTEXT_BYTES = 718_077_952
@@ -70,7 +70,7 @@ def find_card(name: str) -> Card:
             return card
     names = [card.name for card in cards()]
     near = difflib.get_close_matches(name.upper()[:60], names, 3, 0.3) or names
-    raise BadInput("gpu", f"{name[:60]!r} is not a known card; choose one of {', '.join(near)}, or give capacity_gib instead")
+    raise BadInput("gpu", f"is {shown(name)}, which is not a known card; choose one of {', '.join(near)}, or give capacity_gib instead")
 
 
 _OTHERS = {"laptop", "mobile", "mig"}

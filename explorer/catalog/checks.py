@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from explorer.catalog.kinds import Kind
-from explorer.errors import BadInput
+from explorer.errors import BadInput, nearest, shown
 
 _MOST = 1 << 31
 """No size in a config is larger."""
@@ -24,16 +24,44 @@ _HEADS = ("num_attention_heads", "n_head", "num_heads", "encoder_attention_heads
 _HEAD_WIDTHS = ("head_dim", "d_kv")
 
 
+ACTIVATIONS = frozenset((
+    "gelu", "gelu_10", "gelu_accurate", "gelu_fast", "gelu_new", "gelu_python", "gelu_python_tanh", "gelu_pytorch_tanh", "hardswish", "laplace", "leaky_relu", "linear", "mish", "prelu",
+    "quick_gelu", "relu", "relu2", "relu6", "sigmoid", "silu", "sqrtsoftplus", "swish", "tanh", "xielu",
+))
+"""transformers' `ACT2FN`."""
+_ACTIVATION_KEYS = ("hidden_act", "hidden_activation", "activation_function", "dense_act_fn")
+ROPES = frozenset(("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional", "mrope", "su", "xdrope"))
+"""transformers' `ROPE_INIT_FUNCTIONS`, and names that some models and old files have."""
+
+
 def check(config: Mapping[str, Any], kind: Kind) -> None:
     """Raises BadInput("model", ...) naming the key that cannot be."""
     _check_part(config, "", kind.free_heads)
+    _check_quantization(config.get("quantization_config"))
+
+
+def _check_quantization(section: Any) -> None:
+    """Weights in 4 bit by bitsandbytes are followed; of any other kind the estimate would be of whole weights."""
+    if section is None:
+        return
+    if not isinstance(section, Mapping):
+        raise BadInput("model", f"the config's quantization_config is {shown(section)}; it must be an object")
+    method = section.get("quant_method", "bitsandbytes")
+    in_4_bit = section.get("load_in_4bit", section.get("_load_in_4bit"))
+    if method != "bitsandbytes" or not in_4_bit:
+        what = f"{shown(method)} in 8 bit" if method == "bitsandbytes" and section.get("load_in_8bit") else shown(method)
+        raise BadInput("model", f"the config's quantization_config is of {what}, and only bitsandbytes in 4 bit (\"load_in_4bit\": true) is followed here; take quantization_config out for the model with whole weights")
 
 
 def _check_part(config: Mapping[str, Any], where: str, free_heads: bool) -> None:
     for key, value in config.items():
         path = where + key
         if key in _SECTIONS and not isinstance(value, Mapping | None):
-            raise BadInput("model", f"the config's {path} is {_short(value)}; it must be an object")
+            raise BadInput("model", f"the config's {path} is {shown(value)}; it must be an object")
+        if key in _ACTIVATION_KEYS and isinstance(value, str) and value not in ACTIVATIONS:
+            raise BadInput("model", f"the config's {path} is {shown(value)}, which transformers does not have{nearest(value, ACTIVATIONS) or '; choose gelu, relu or silu, say'}")
+        if key in ("rope_parameters", "rope_scaling") and isinstance(value, Mapping):
+            _check_rope(path, value)
         if key in _SIZES:
             _check_size(path, value)
         elif isinstance(value, Mapping):
@@ -41,13 +69,19 @@ def _check_part(config: Mapping[str, Any], where: str, free_heads: bool) -> None
     _check_heads(config, where, free_heads)
 
 
+def _check_rope(path: str, section: Mapping[str, Any]) -> None:
+    rope = section.get("rope_type", section.get("type", "default"))
+    if not isinstance(rope, str) or rope not in ROPES:
+        raise BadInput("model", f"the config's {path}.rope_type is {shown(rope)}; choose one of {', '.join(sorted(ROPES))}")
+
+
 def _check_size(path: str, value: Any) -> None:
     if value is None or isinstance(value, list):
         return
     if isinstance(value, bool) or not isinstance(value, int):
-        raise BadInput("model", f"the config's {path} is {_short(value)}; it must be a whole number")
+        raise BadInput("model", f"the config's {path} is {shown(value)}; it must be a whole number")
     if not 0 < value < _MOST:
-        raise BadInput("model", f"the config's {path} is {_short(value)}; it must be above 0 and below 2^31")
+        raise BadInput("model", f"the config's {path} is {shown(value)}; it must be above 0 and below 2^31")
 
 
 def _check_heads(config: Mapping[str, Any], where: str, free_heads: bool) -> None:
@@ -61,7 +95,3 @@ def _check_heads(config: Mapping[str, Any], where: str, free_heads: bool) -> Non
 def _first(config: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
     return next((config[name] for name in names if isinstance(config.get(name), int)), None)
 
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -12,7 +12,7 @@ import urllib.request
 from functools import lru_cache
 from pathlib import Path
 
-from explorer.errors import BadInput, CouldNotRun
+from explorer.errors import BadInput, CouldNotRun, shown
 
 REACH_SECONDS = 3
 WAIT_SECONDS = 40
@@ -23,12 +23,12 @@ _ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 def hub_config(name: str, way_out: str) -> str:
     """The config of a hub id, as JSON text. Raises BadInput("model", ...) ending in `way_out` where it is not to be had."""
     if len(name) > 200 or not _ID.fullmatch(name):
-        raise BadInput("model", f"is neither a catalog name, a folder with a config.json, nor a hub id; {way_out}")
+        raise BadInput("model", f"is {shown(name)}, which is neither a catalog name, a folder with a config.json, nor a hub id; {way_out}")
     if not stored(name):
         if offline():
-            raise BadInput("model", f"{name!r} is not in the catalog, and the Hugging Face hub is switched off (HF_HUB_OFFLINE); {way_out}")
+            raise BadInput("model", f"{shown(name)} is not in the catalog, and the Hugging Face hub is switched off (HF_HUB_OFFLINE); {way_out}")
         if not _reachable(_endpoint(), int(time.monotonic() // 30)):
-            raise BadInput("model", f"{name!r} is not in the catalog and the Hugging Face hub cannot be reached; {way_out}")
+            raise BadInput("model", f"{shown(name)} is not in the catalog and the Hugging Face hub cannot be reached; {way_out}")
     return _asked(name, way_out)
 
 
@@ -76,7 +76,7 @@ def _asked(name: str, way_out: str) -> str:
     try:
         result = run_in_worker("explorer.workload:hub_config", {"name": name}, timeout_s=WAIT_SECONDS)
     except CouldNotRun as error:
-        raise BadInput("model", f"{name!r} is not in the catalog, and asking the Hugging Face hub failed ({error}); {way_out}") from None
+        raise BadInput("model", f"{shown(name)} is not in the catalog, and asking the Hugging Face hub failed ({error}); {way_out}") from None
     except BadInput as error:
         raise BadInput("model", f"{str(error).removeprefix('model: ')}; {way_out}") from None
     return json.dumps(result["config"], sort_keys=True)

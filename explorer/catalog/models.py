@@ -14,13 +14,12 @@ from typing import Any, Literal
 from explorer.catalog.checks import check
 from explorer.catalog.hub import hub_config
 from explorer.catalog.kinds import Kind, Task, kinds, task_of
-from explorer.errors import BadInput
+from explorer.errors import BadInput, shown
 from explorer.jsonfile import read_json
 
 Source = Literal["catalog", "config", "hub"]
 _DROPPED = {"_name_or_path", "transformers_version", "torch_dtype", "dtype", "architectures", "auto_class", "auto_map", "use_cache", "_attn_implementation", "attn_implementation"}
 """Keys that say nothing of the model's shape."""
-_LARGEST_CONFIG = 1_000_000
 _AUTO: dict[str, Task] = {
     "AutoModelForCausalLM": "causal", "AutoModelForMaskedLM": "masked", "AutoModelForSeq2SeqLM": "seq2seq", "AutoModelForImageClassification": "image",
     "AutoModelForSpeechSeq2Seq": "speech", "AutoModelForZeroShotImageClassification": "contrastive",
@@ -82,15 +81,22 @@ def find_model(model: str | Mapping[str, Any]) -> Model:
     for known in models():
         if model.lower() in (known.name.lower(), _short_name(known).lower()):
             return known
-    path = Path(model).expanduser()
-    try:
-        if path.is_dir() or path.suffix == ".json" and path.exists():
-            return _from_file(path / "config.json" if path.is_dir() else path)
-    except OSError:  # a name too long to be a path
-        pass
-    if len(model) < 1000 and (model.endswith(".json") or model.startswith(("/", "./", "../", "~"))):
-        raise BadInput("model", f"there is no file or folder {model}; give a catalog name, a folder with a config.json, or a hub id")
+    path = _config_file(model)
+    if path is not None:
+        return _from_config(json.dumps(read_json(path, "model"), sort_keys=True), name=path.resolve().parent.name)
+    if model.endswith(".json") or model.startswith(("/", "./", "../", "~")):
+        raise BadInput("model", f"{shown(model, 160)} is no folder with a config.json and no .json file; give a catalog name, a folder with a config.json, or a hub id")
     return _from_config(hub_config(model, _way_out(model)), name=model, source="hub")
+
+
+def _config_file(name: str) -> Path | None:
+    """The file that a path names; None where it names none, of which no more is said: the page may serve others."""
+    try:
+        path = Path(name).expanduser()
+        path = path / "config.json" if path.is_dir() else path
+        return path if path.suffix == ".json" and path.is_file() else None
+    except (OSError, RuntimeError, ValueError):  # a name too long, or of a home that is not there
+        return None
 
 
 def _short_name(model: Model) -> str:
@@ -99,22 +105,12 @@ def _short_name(model: Model) -> str:
 
 def _way_out(name: str) -> str:
     names = [n for model in models() for n in (model.name, _short_name(model))]
-    near = list(dict.fromkeys(n.rpartition("/")[2] for n in difflib.get_close_matches(name, names, 4, 0.4)))
+    near = list(dict.fromkeys(n.rpartition("/")[2] for n in difflib.get_close_matches(name[:60], names, 4, 0.4)))
     return "paste its config.json, or choose " + (", ".join(near[:3]) if near else "a model of the catalog")
-
-
-def _from_file(path: Path) -> Model:
-    if not path.exists():
-        raise BadInput("model", f"{path.parent} has no config.json; give a Hugging Face model's folder")
-    if path.stat().st_size > 2 * _LARGEST_CONFIG:
-        raise BadInput("model", f"{path} is too large to be a config.json")
-    return _from_config(json.dumps(read_json(path, "model"), sort_keys=True), name=path.resolve().parent.name)
 
 
 @lru_cache(maxsize=128)
 def _from_config(text: str, name: str = "", source: Source = "config") -> Model:
-    if len(text) > _LARGEST_CONFIG:
-        raise BadInput("model", "the config is larger than any config.json; paste only the model's config")
     config = json.loads(text)
     if not isinstance(config, dict):
         raise BadInput("model", "a config.json holds an object, such as {\"model_type\": \"gpt2\", ...}")
@@ -126,14 +122,16 @@ def _from_config(text: str, name: str = "", source: Source = "config") -> Model:
 def _kind(config: Mapping[str, Any]) -> Kind:
     """What is known of the config's model type. Raises BadInput where that is nothing."""
     model_type = config.get("model_type")
-    if not isinstance(model_type, str):
+    if model_type is None:
         raise BadInput("model", "the config has no \"model_type\"; paste the whole config.json")
+    if not isinstance(model_type, str):
+        raise BadInput("model", f"the config's model_type is {shown(model_type)}; it must be one name, such as \"gpt2\"")
     if model_type not in kinds():
-        near = difflib.get_close_matches(model_type, kinds(), 3, 0.6)
-        raise BadInput("model", f"model_type {model_type[:60]!r} is not one that transformers 5.17.0 knows" + (f"; did you mean {' or '.join(near)}?" if near else ""))
+        near = difflib.get_close_matches(model_type[:60], kinds(), 3, 0.6)
+        raise BadInput("model", f"model_type {shown(model_type)} is not one that transformers 5.17.0 knows" + (f"; did you mean {' or '.join(near)}?" if near else ""))
     kind = kinds()[model_type]
     if kind is None:
-        raise BadInput("model", f"model_type {model_type!r} has no class with a loss that a batch can be made for here; text, image, CLIP and Whisper models are covered{_part_alone(config)}")
+        raise BadInput("model", f"model_type {shown(model_type)} has no class with a loss that a batch can be made for here; text, image, CLIP and Whisper models are covered{_part_alone(config)}")
     return kind
 
 
@@ -162,7 +160,7 @@ def _by_auto_class(auto_class: Any, kind: Kind) -> str | None:
     task = _AUTO.get(auto_class) if isinstance(auto_class, str) else None
     if task not in kind.classes:
         offered = [name for name, other in _AUTO.items() if other in kind.classes]
-        raise BadInput("model", f"the config's auto_class is {str(auto_class)[:60]!r}; this model type can be trained as {' or '.join(offered)}")
+        raise BadInput("model", f"the config's auto_class is {shown(auto_class)}; this model type can be trained as {' or '.join(offered)}")
     return kind.classes[task]
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from explorer.dsconfig.findings import Finding
-from explorer.dsconfig.keys import Key, nearest, read_count, read_value
-from explorer.errors import BadInput, shown
+from explorer.dsconfig.keys import Key, read_count, read_value
+from explorer.errors import BadInput, nearest, shown
 from explorer.setup import Setup
 
 NAMES = frozenset("""

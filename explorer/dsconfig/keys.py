@@ -5,14 +5,13 @@ DeepSpeed refuses a key that is not here, and takes numbers in any form pydantic
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from explorer.errors import BadInput, shown
+from explorer.errors import BadInput, nearest, shown
 
 
 class Key(NamedTuple):
@@ -143,12 +142,6 @@ def read_section(section: Any, keys: Mapping[str, Key], path: str) -> dict[str, 
         if old in written and new in written:
             raise BadInput(f"{path}.{old}", f"is given together with {written[new]}, which DeepSpeed refuses; keep {written[new]}")
     return values
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """"; did you mean …?" for a slip of the pen, nothing where no key is near."""
-    near = difflib.get_close_matches(str(word)[:100], list(known), 1, 0.6)
-    return f"; did you mean {shown(near[0])}?" if near else ""
 
 
 def read_value(value: Any, key: Key, path: str) -> Any:

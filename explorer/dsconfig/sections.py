@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from explorer.dsconfig.findings import Finding
-from explorer.dsconfig.keys import Key, nearest, read_bool, read_section
-from explorer.errors import BadInput, shown
+from explorer.dsconfig.keys import Key, read_bool, read_section
+from explorer.errors import BadInput, nearest, shown
 
 _OFF, _ON = Key("bool", False), Key("bool", True)
 _ANY, _TEXT, _PART = Key("any", None), Key("text", None), Key("object", {})

@@ -106,7 +106,7 @@ def test_bert_is_trained_as_the_config_says():
 
 @pytest.mark.parametrize("name", ["missing.json", "./here", "../there/config.json", "~/nowhere", "/not/there"])
 def test_a_path_that_is_not_there_is_no_hub_id(name):
-    with pytest.raises(BadInput, match="model: there is no file or folder"):
+    with pytest.raises(BadInput, match="is no folder with a config.json and no .json file"):
         find_model(name)
 
 
@@ -139,19 +139,26 @@ LLAMA, CLIP = TINY["Llama"], TINY["CLIP"]
 BAD = {
     "no model_type": ({"hidden_size": 64}, "model_type"),
     "model_type a number": ({"model_type": 5}, "model_type"),
-    "model_type a list": ({"model_type": ["gpt2"]}, "model_type"),
-    "model_type null": ({"model_type": None}, "model_type"),
+    "model_type a list": ({"model_type": ["gpt2"]}, 'model_type is ["gpt2"]; it must be one name'),
+    "model_type null": ({"model_type": None}, "has no \"model_type\""),
+    "an activation that is none": ({**LLAMA, "hidden_act": "zzz"}, "choose gelu, relu or silu"),
+    "an activation misspelt": ({**TINY["GPT-2"], "activation_function": "gelu_nwe"}, 'did you mean "gelu_new"?'),
+    "a rope that is none": ({**LLAMA, "rope_parameters": {"rope_type": "zzz"}}, "choose one of default, dynamic"),
+    "a rope that is a list": ({**LLAMA, "rope_scaling": {"type": []}}, "rope_scaling.rope_type is []"),
+    "another quantization": ({**LLAMA, "quantization_config": {"quant_method": "gptq", "bits": 4}}, 'of "gptq", and only bitsandbytes in 4 bit'),
+    "8 bit": ({**LLAMA, "quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}}, "in 8 bit"),
+    "a quantization that is a list": ({**LLAMA, "quantization_config": [4]}, "quantization_config is [4]"),
     "model_type unknown, near": ({"model_type": "lama"}, "llama"),
     "model_type unknown, far": ({"model_type": "zzzzzz"}, "zzzzzz"),
     "a class without a loss here": ({"model_type": "sam"}, "no class with a loss"),
     "text beside images": ({"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"], "text_config": {"model_type": "gemma3_text"}}, "its text_config (gemma3_text) can be pasted alone"),
     "a class whose batch is another": ({**TINY["BERT"], "architectures": ["BertForSequenceClassification"]}, "BertForSequenceClassification"),
     "an auto class of another task": ({**LLAMA, "auto_class": "AutoModelForImageClassification"}, "AutoModelForCausalLM"),
-    "an auto class that is none": ({**LLAMA, "auto_class": 5}, "auto_class is '5'"),
-    "a window of layers as a text": ({"model_type": "mpt", "max_seq_len": "long"}, "max_seq_len is 'long'"),
-    "a text for a size": ({**LLAMA, "hidden_size": "64"}, "hidden_size is '64'"),
+    "an auto class that is none": ({**LLAMA, "auto_class": 5}, "auto_class is 5"),
+    "a window of layers as a text": ({"model_type": "mpt", "max_seq_len": "long"}, 'max_seq_len is "long"'),
+    "a text for a size": ({**LLAMA, "hidden_size": "64"}, 'hidden_size is "64"'),
     "a fraction for a size": ({**LLAMA, "num_hidden_layers": 2.5}, "num_hidden_layers is 2.5"),
-    "true for a size": ({**LLAMA, "vocab_size": True}, "vocab_size is True"),
+    "true for a size": ({**LLAMA, "vocab_size": True}, "vocab_size is true"),
     "zero layers": ({**LLAMA, "num_hidden_layers": 0}, "num_hidden_layers is 0"),
     "negative width": ({**LLAMA, "intermediate_size": -4}, "intermediate_size is -4"),
     "absurd vocabulary": ({**LLAMA, "vocab_size": 10**12}, "vocab_size"),
@@ -164,13 +171,13 @@ BAD = {
     "text_config a text": ({**CLIP, "text_config": "small"}, "text_config"),
     "vision_config a number": ({**CLIP, "vision_config": 7}, "vision_config"),
     "image_size a list": ({**TINY["ViT"], "image_size": [32, 48]}, "image_size"),
-    "image_size a text": ({**TINY["ViT"], "image_size": "32"}, "image_size is '32'"),
-    "positions a text": ({**LLAMA, "max_position_embeddings": "2048"}, "max_position_embeddings is '2048'"),
+    "image_size a text": ({**TINY["ViT"], "image_size": "32"}, 'image_size is "32"'),
+    "positions a text": ({**LLAMA, "max_position_embeddings": "2048"}, 'max_position_embeddings is "2048"'),
     "positions inside a text": ({**CLIP, "text_config": {**CLIP["text_config"], "max_position_embeddings": "16"}}, "text_config.max_position_embeddings"),
-    "speech sizes a text": ({**TINY["Whisper"], "num_mel_bins": "8"}, "num_mel_bins is '8'"),
+    "speech sizes a text": ({**TINY["Whisper"], "num_mel_bins": "8"}, 'num_mel_bins is "8"'),
     "speech positions negative": ({**TINY["Whisper"], "max_source_positions": -1}, "max_source_positions is -1"),
-    "speech targets a text": ({**TINY["Whisper"], "max_target_positions": "x"}, "max_target_positions is 'x'"),
-    "huge": ({**LLAMA, "pad": "x" * 1_100_000}, "larger than any config.json"),
+    "speech targets a text": ({**TINY["Whisper"], "max_target_positions": "x"}, 'max_target_positions is "x"'),
+    "huge": ({**LLAMA, "pad": "x" * 1_100_000}, "too large to be a configuration"),
 }
 
 
@@ -198,7 +205,7 @@ def test_files_that_are_no_config(tmp_path):
         with pytest.raises(BadInput, match=words):
             find_model(str(tmp_path))
     (tmp_path / "config.json").unlink()
-    with pytest.raises(BadInput, match="has no config.json"):
+    with pytest.raises(BadInput, match="is no folder with a config.json"):
         find_model(str(tmp_path))
 
 
@@ -272,3 +279,30 @@ def test_every_model_type_is_read_or_refused_in_one_sentence():
         except BadInput as error:
             assert error.field == "model" and "\n" not in str(error)
     assert read > 220
+
+
+def test_what_cannot_be_read_as_a_config_is_said_alike(tmp_path):
+    """Whether another file is there is no one's business: the page may serve others."""
+    (tmp_path / "there").write_text("x")
+    said = set()
+    for name in (tmp_path / "there", tmp_path / "not-there", "/etc/passwd", "/etc/no-such-file", "~no-such-user/config.json", "/dev/null", "/" + "x" * 5000, "/a\0b"):
+        with pytest.raises(BadInput) as caught:
+            find_model(str(name))
+        assert "is no folder with a config.json and no .json file" in str(caught.value) and len(str(caught.value)) < 300
+        said.add(str(caught.value).partition("is no folder")[2])
+    assert len(said) == 1
+
+
+def test_a_config_in_4_bit_is_read():
+    section = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    assert find_model({**LLAMA, "quantization_config": section}).config["quantization_config"] == section
+    assert find_model({**LLAMA, "quantization_config": None}).model_class == "LlamaForCausalLM"
+
+
+def test_activations_and_ropes_are_transformers_own():
+    activations = pytest.importorskip("transformers.activations")
+    ropes = pytest.importorskip("transformers.modeling_rope_utils")
+    from explorer.catalog import checks
+
+    assert set(activations.ACT2FN) == checks.ACTIVATIONS
+    assert set(ropes.ROPE_INIT_FUNCTIONS) <= checks.ROPES
