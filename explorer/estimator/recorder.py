@@ -58,7 +58,7 @@ class _Recording:
         table = SizeTable(basis_)
         segments, program = compile_events([t.events for t in traces], traces[0].categories, table, layers, self.units or 0)
         batch = self._batch_rows(basis_, table)
-        modules, direct, parameters, buffers_bytes, linear = self._inventory()
+        modules, direct, parameters, buffers_bytes, linear, views = self._inventory()
         import numpy as np
 
         return Tape(
@@ -79,6 +79,7 @@ class _Recording:
             batch=batch,
             window=sliding_window(self.model),
             sent_in_16_bit=linear if self.key.dtype in AUTOCAST else (),
+            saved_as_views=views,
         )
 
     # --- sizes to trace at
@@ -162,7 +163,7 @@ class _Recording:
     # --- the model's parts
 
     def _inventory(self) -> tuple[Any, ...]:
-        """Modules, their own parameters, all parameters with what an image patch adds and whether they decay, bytes of buffers, linear layers' parameters: of the whole model."""
+        """Modules, their own parameters, all parameters with what an image patch adds and whether they decay, bytes of buffers, linear layers' parameters, experts' parameters: of the whole model."""
         has_patches = "image_size" in self.model.axes
         model = self._full(4 if has_patches else 0)
         larger = dict(self._full(9).named_parameters()) if has_patches else {}
@@ -176,7 +177,7 @@ class _Recording:
         modules = tuple(name for name, _ in model.named_modules())
         direct = tuple(tuple(index[id(p)] for p in m._parameters.values() if p is not None) for _, m in model.named_modules())
         buffers = sum(b.numel() * b.element_size() for b in model.buffers())
-        return modules, direct, tuple(parameters), buffers, _of_linear_layers(model, index)
+        return modules, direct, tuple(parameters), buffers, _of_linear_layers(model, index), _transposed_experts(model, index)
 
 
 def _of_linear_layers(model: Any, index: Mapping[int, int]) -> tuple[int, ...]:
@@ -184,6 +185,14 @@ def _of_linear_layers(model: Any, index: Mapping[int, int]) -> tuple[int, ...]:
     from deepspeed.runtime.torch_autocast import LOWER_PRECISION_SAFE_MODULES
 
     return tuple(sorted({index[id(p)] for m in model.modules() if m.__class__ in LOWER_PRECISION_SAFE_MODULES for p in m.parameters(recurse=False)}))
+
+
+def _transposed_experts(model: Any, index: Mapping[int, int]) -> tuple[int, ...]:
+    """Experts' weights, one tensor for all experts of a layer, that are kept (out, in) and so transposed at each use."""
+    import torch
+
+    experts = [m for m in model.modules() if not isinstance(m, torch.nn.modules.conv._ConvNd) and not getattr(m, "is_transposed", False)]
+    return tuple(sorted({index[id(p)] for m in experts for p in m.parameters(recurse=False) if p.dim() == 3 and hasattr(m, "num_experts")}))
 
 
 def decaying_names(model: Any) -> set[str]:

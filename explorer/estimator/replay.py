@@ -59,7 +59,10 @@ def replay(settings: Settings, tape: Tape, lengths: Mapping[str, int | None], wo
     `workspace_bytes`: cuBLAS's workspace, which PyTorch's allocator hands out at the first matrix product and keeps: once for
     the main thread and once for autograd's, since each thread has its own handle (ATen/cuda/CublasHandlePool.cpp).
     """
-    job = Job(settings=settings, parameters=tape.model_parameters(lengths.get("patches") or 0), buffers_bytes=tape.buffers_bytes, modules=tape.modules, direct=tape.direct, sent_in_16_bit=frozenset(tape.sent_in_16_bit))
+    job = Job(
+        settings=settings, parameters=tape.model_parameters(lengths.get("patches") or 0), buffers_bytes=tape.buffers_bytes, modules=tape.modules, direct=tape.direct,
+        sent_in_16_bit=frozenset(tape.sent_in_16_bit), saved_as_views=frozenset(tape.saved_as_views), checkpointing=tape.checkpointing,
+    )
     writer = Writer()
     rules = wrapper(settings)(job, writer)
     rules.init()

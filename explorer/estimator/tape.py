@@ -136,6 +136,13 @@ class Tape:
     window: int | None = None
     sent_in_16_bit: tuple[int, ...] = ()
     """Under autocast: the parameters of linear and convolution layers (deepspeed/runtime/torch_autocast.py, `LOWER_PRECISION_SAFE_MODULES`)."""
+    saved_as_views: tuple[int, ...] = ()
+    """Parameters that are transposed before a grouped product, so that autograd saves a view of them (transformers/integrations/moe.py, `_grouped_linear`)."""
+
+    @property
+    def checkpointing(self) -> str:
+        """As in the key: "none", "non_reentrant" or "reentrant"."""
+        return self.key.split("/")[4]
 
     def model_parameters(self, patches: int = 0) -> tuple[Parameter, ...]:
         """All parameters at a number of image patches."""
@@ -184,6 +191,7 @@ class Tape:
             "batch": list(self.batch),
             "window": self.window,
             "sent_in_16_bit": list(self.sent_in_16_bit),
+            "saved_as_views": list(self.saved_as_views),
         }
 
     @classmethod
@@ -208,6 +216,7 @@ class Tape:
             batch=tuple(data["batch"]),
             window=data.get("window"),
             sent_in_16_bit=tuple(data.get("sent_in_16_bit", ())),
+            saved_as_views=tuple(data.get("saved_as_views", ())),
         )
 
 

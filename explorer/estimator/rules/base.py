@@ -24,6 +24,10 @@ class Job:
     """Per module: indices of its own parameters."""
     sent_in_16_bit: frozenset[int] = frozenset()
     """Under autocast: parameters whose gradients are reduced in 16 bit."""
+    saved_as_views: frozenset[int] = frozenset()
+    """Parameters of which autograd saves a view."""
+    checkpointing: str = "none"
+    """As in a tape's key."""
 
     @property
     def trainable(self) -> tuple[int, ...]:

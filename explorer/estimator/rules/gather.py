@@ -11,6 +11,7 @@ from collections import defaultdict, deque
 from math import ceil
 
 from explorer.dsconfig import Settings
+from explorer.estimator.program import BACKWARD, FORWARD, RECOMPUTE
 from explorer.estimator.rules.base import Job
 from explorer.estimator.stream import COMPUTE, GATHER, Writer
 
@@ -35,6 +36,8 @@ class Coordinator:
         self.blocks: dict[int, int] = {}
         self.handles: dict[int, _Handle] = {}
         self.active: dict[int, set[int]] = defaultdict(set)
+        self.saved: dict[int, list[int]] = defaultdict(list)
+        """Module → blocks that its backward still needs."""
         self.available = 0
         self.order: tuple[int, ...] = ()
         """Modules in hook order, from the recorded micro-batch."""
@@ -112,13 +115,26 @@ class Coordinator:
                 taken += self._numel(parameter)
         self._gather(chosen)
 
-    def release(self, module: int) -> None:
+    def release(self, module: int, direction: int) -> None:
         """`release_sub_module`."""
         going = self._to_release(module)
         for parameter in self.job.direct[module]:
             self.active[parameter].discard(module)
             if parameter in going:
-                self._free(parameter)
+                self._free(parameter, module if self._saved_as_it_is(parameter, direction) else None)
+        if direction == BACKWARD:
+            self.writer.free(*self.saved.pop(module, ()))
+
+    def _saved_as_it_is(self, parameter: int, direction: int) -> bool:
+        """Whether autograd keeps the data that a module ran with, where it usually keeps the parameter, whose data comes and goes.
+
+        A view of a parameter is saved with its data; and non-reentrant checkpointing detaches all that is saved while a module is
+        recomputed (torch/utils/checkpoint.py). Biases are not saved.
+        """
+        if direction == RECOMPUTE and self.job.checkpointing == "non_reentrant":
+            return not self.job.parameters[parameter].name.endswith("bias")
+        runs_once = direction == FORWARD and self.job.checkpointing == "none"
+        return parameter in self.job.saved_as_views and (runs_once or direction == RECOMPUTE)
 
     def _to_release(self, module: int) -> set[int]:
         if not self.complete:
@@ -208,11 +224,16 @@ class Coordinator:
             self.blocks[p] = self._allocate(p, self._numel(p))
         handle.complete = True
 
-    def _free(self, parameter: int) -> None:
+    def _free(self, parameter: int, saved_by: int | None = None) -> None:
+        """`saved_by`: the module whose backward still needs the block."""
         handle = self.handles.get(parameter)
         in_flight = handle is not None and not handle.complete
         if parameter in self.blocks and not self.active[parameter] and not in_flight:
-            self.writer.free(self.blocks.pop(parameter))
+            block = self.blocks.pop(parameter)
+            if saved_by is None:
+                self.writer.free(block)
+            else:
+                self.saved[saved_by].append(block)
             self.available -= self._numel(parameter)
 
 

@@ -155,7 +155,7 @@ class Stage3(Rules):
         self.coordinator.fetch(module)
 
     def leave(self, module: int, direction: int) -> None:
-        self.coordinator.release(module)
+        self.coordinator.release(module, direction)
 
     def gradient(self, parameter: int, block: int) -> None:
         self.writer.rename(block, "gradients")
