@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import sys
@@ -10,13 +11,15 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from explorer.errors import BadInput, CouldNotRun
-from explorer.jsonfile import parse_json
+from explorer.errors import BadInput, CouldNotRun, one_line
+from explorer.jsonfile import LARGEST_BYTES, parse_json
 from explorer.profile import CATEGORIES, Profile
 from explorer.setup import Setup
 from explorer.units import human
 
 FITS, BAD_INPUT, DOES_NOT_FIT, TIGHT, COULD_NOT_RUN = 0, 2, 3, 4, 5
+INTERRUPTED = 130
+"""As a shell has it: 128 and the signal's number."""
 _WORST_FIRST = (BAD_INPUT, COULD_NOT_RUN, DOES_NOT_FIT, TIGHT, FITS)
 _BY_ANSWER = {"fits": FITS, "tight": TIGHT, "does not fit": DOES_NOT_FIT, None: FITS}
 
@@ -30,11 +33,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return serve(given[1:]) or 0
     options = _parser().parse_args(given)
     run = _estimate if options.command == "estimate" else _probe
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a file's name, or a terminal without UTF-8, stops no answer
     try:
         codes = [_job(path, run, options.json) for path in options.jobs]
     except BrokenPipeError:  # who reads our answers has had enough of them
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return COULD_NOT_RUN
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return INTERRUPTED
     return next(code for code in _WORST_FIRST if code in codes)
 
 
@@ -63,7 +72,7 @@ def _job(path: str, run: Callable[[Setup], Profile], as_json: bool) -> int:
     if as_json:
         _line(profile.to_json())
     else:
-        print(table(path, profile))
+        print(table(one_line(path, 200), profile))
     return _BY_ANSWER[profile.verdict.answer]
 
 
@@ -71,16 +80,18 @@ def _setup(path: str) -> Setup:
     """The Setup of a job file; of standard input for "-"."""
     if path != "-":
         return Setup.from_file(path)
+    if sys.stdin is None or sys.stdin.closed:
+        raise BadInput("job", "standard input is closed; give a file, or send the job to it")
     try:
-        return Setup.from_job(parse_json(sys.stdin.read(), "job"))
+        return Setup.from_job(parse_json(sys.stdin.read(LARGEST_BYTES + 1), "job"))
     except UnicodeDecodeError:
         raise BadInput("job", "standard input is not text in UTF-8") from None
 
 
 def _refused(path: str, sentence: str, code: int, as_json: bool) -> int:
     """One sentence on one line, and the job's place in the answers kept."""
-    sentence = " ".join(sentence.split())
-    print(f"{path}: {sentence}", file=sys.stderr)
+    sentence = one_line(sentence, 1000)
+    print(f"{one_line(path, 200)}: {sentence}", file=sys.stderr)
     if as_json:
         _line({"error": sentence, "job": path})
     return code

@@ -22,9 +22,9 @@ _TOO_DEEP = f"is nested too deeply to be a configuration (over {_DEEPEST} levels
 
 def read_json(path: str | Path, field: str) -> Any:
     """The content of a JSON file or pipe; BadInput naming `field` where it is missing, too large, or broken."""
+    if Path(path).is_dir():
+        raise BadInput(field, f"{path} is a directory, not a file; give a JSON file")
     try:
-        if Path(path).is_dir():
-            raise BadInput(field, f"{path} is a directory, not a file; give a JSON file")
         with Path(path).open("rb") as file:
             content = file.read(LARGEST_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a name with a null character

@@ -231,3 +231,68 @@ def test_host_memory_that_is_not_there_is_a_note(files, capsys):
     assert small["host"]["per_node_bytes"] > 8 << 30
     assert [sum("host_ram_gib is 8" in note for note in answer["notes"]) for answer in (small, large, unsaid)] == [1, 0, 0]
     assert small["verdict"] == large["verdict"] == unsaid["verdict"]
+
+
+# --- where a job may come from
+
+
+def test_a_pipe_with_a_name_is_read(tmp_path, capsys):
+    import os
+    import threading
+
+    pipe = tmp_path / "job"
+    os.mkfifo(pipe)
+    threading.Thread(target=pipe.write_text, args=(json.dumps(FITS),), daemon=True).start()
+    assert cli.main(["estimate", str(pipe), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["verdict"]["answer"] == "fits"
+
+
+@pytest.mark.parametrize(("content", "words"), [(" " * (1 << 21), "too large"), ("", "is empty"), ("null", "is null; give a JSON object"), ("5", "is 5; give a JSON object"), ('{"model": "gpt2", "model": "t5"}', 'gives "model" twice')])
+def test_what_standard_input_may_hold_instead(capsys, monkeypatch, content, words):
+    monkeypatch.setattr("sys.stdin", io.StringIO(content))
+    assert cli.main(["estimate", "-", "--json"]) == 2
+    assert words in json.loads(capsys.readouterr().out)["error"]
+
+
+def test_a_closed_standard_input(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)
+    assert cli.main(["estimate", "-"]) == 2
+    assert "standard input is closed" in capsys.readouterr().err
+
+
+def test_endless_and_empty_devices(capsys):
+    for device, words in (("/dev/zero", "too large"), ("/dev/null", "is empty")):
+        assert cli.main(["estimate", device]) == 2
+        assert words in capsys.readouterr().err
+
+
+def test_stopping_is_quiet(files, capsys, monkeypatch):
+    def stop(setup):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_estimate", stop)
+    assert cli.main(["estimate", *files(FITS)]) == 130
+    assert capsys.readouterr().err == "stopped\n"
+
+
+@pytest.mark.parametrize("text", ["gp\ud800t2", "\u001b[31mred", "\u202egpt2", "a\u0000b", "x" * 100_000])
+@pytest.mark.parametrize("job", [{"model": None}, {"gpu": None}, {"attention": None}, {"deepspeed": {"optimizer": {"type": None}}}, {"deepspeed": {"zero_optimization": {"stage": None}}}])
+def test_a_persons_text_comes_back_printable_and_short(files, capsys, text, job):
+    def filled(value):
+        return {k: filled(v) for k, v in value.items()} if isinstance(value, dict) else text
+
+    assert cli.main(["estimate", *files({**FITS, **filled(job)}), "--json"]) == 2
+    captured = capsys.readouterr()
+    (line,) = captured.err.splitlines()
+    assert line.isprintable() and len(line) < 700
+    assert json.loads(captured.out)["error"] in line
+
+
+def test_a_terminal_without_utf_8_gets_its_answer(files):
+    import os
+    import subprocess
+    import sys
+
+    (path,) = files({**NO_CARD, "deepspeed": {"é": 1}})
+    done = subprocess.run([sys.executable, "-m", "explorer", "estimate", path], capture_output=True, check=False, env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert done.returncode == 0 and rb"\xe9: is not a key that DeepSpeed knows" in done.stdout and done.stderr == b""

@@ -578,3 +578,118 @@ def test_what_the_engine_refuses_later(deepspeed, field):
     with pytest.raises(BadInput) as caught:
         settings(deepspeed)
     assert caught.value.field == field
+
+
+# --- the Trainer's arguments
+
+
+def test_the_arguments_are_transformers_own():
+    transformers = pytest.importorskip("transformers")
+    from dataclasses import fields
+
+    from explorer.dsconfig.arguments import NAMES
+
+    assert {f.name for f in fields(transformers.TrainingArguments) if f.init} == NAMES
+
+
+TRAINER_BAD = {
+    "misspelt": ({"gradient_acumulation_steps": 2}, {}, {}, "trainer.gradient_acumulation_steps", 'did you mean "gradient_accumulation_steps"'),
+    "of another program": ({"zzz": 2}, {}, {}, "trainer.zzz", "leave it out"),
+    "batch": ({"per_device_train_batch_size": 8}, {}, {}, "micro_batch", "is 4 but trainer.per_device_train_batch_size is 8"),
+    "batch a text": ({"per_device_train_batch_size": "4"}, {}, {}, "trainer.per_device_train_batch_size", "write 4 without quotes"),
+    "steps": ({"gradient_accumulation_steps": 2}, {"gradient_accumulation_steps": 4}, {}, "deepspeed.gradient_accumulation_steps", "is 4 but trainer.gradient_accumulation_steps is 2"),
+    "total": ({"gradient_accumulation_steps": 2}, {"train_batch_size": 4}, {}, "deepspeed.train_batch_size", "4 × 2 × 1 = 8"),
+    "bf16 off there": ({"bf16": True}, {"bf16": {"enabled": False}}, {}, "deepspeed.bf16.enabled", "is false but trainer.bf16 is true"),
+    "fp16 on there": ({"fp16": False}, {"fp16": {"enabled": True}}, {}, "deepspeed.fp16.enabled", "is true but trainer.fp16 is false"),
+    "both": ({"bf16": True, "fp16": True}, {}, {}, "trainer.bf16", "turn one of them off"),
+    "bf16 here, fp16 there": ({"bf16": True}, {"fp16": {"enabled": True}}, {}, "deepspeed.bf16.enabled", "turn one of them off"),
+    "truth as text": ({"bf16": "false"}, {}, {}, "trainer.bf16", "without quotes"),
+    "rate as text": ({"learning_rate": "1e-5"}, {}, {}, "trainer.learning_rate", "without quotes"),
+    "checkpointing off there": ({"gradient_checkpointing": False}, {}, {"gradient_checkpointing": True}, "gradient_checkpointing", "is true but trainer.gradient_checkpointing is false"),
+    "checkpointing otherwise": ({"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}}, {}, {"gradient_checkpointing": {"use_reentrant": False}}, "gradient_checkpointing", "trainer.gradient_checkpointing_kwargs is {"),
+    "checkpointing by a text": ({"gradient_checkpointing": True, "gradient_checkpointing_kwargs": "x"}, {}, {"gradient_checkpointing": True}, "trainer.gradient_checkpointing_kwargs", "give an object"),
+    "cache": ({"use_cache": True}, {}, {}, "use_cache", "is false but trainer.use_cache is true"),
+    "optim a list": ({"optim": ["sgd"]}, {}, {}, "trainer.optim", 'is ["sgd"]; give a text'),
+    "optim null": ({"optim": None}, {}, {}, "trainer.optim", "is null; give a text"),
+    "auto that nothing fills": ({}, {"zero_optimization": {"stage": 2, "overlap_comm": "auto"}}, {}, "deepspeed.zero_optimization.overlap_comm", "neither the Trainer nor accelerate fills"),
+    "auto in a scheduler": ({}, {"scheduler": {"type": "WarmupLR", "params": {"warmup_type": "auto"}}}, {}, "deepspeed.scheduler.params.warmup_type", "neither the Trainer nor accelerate fills"),
+    "zero in the old form": ({}, {"zero_optimization": True}, {}, "deepspeed.zero_optimization", "is true; give an object"),
+    "bf16 by its old name": ({"bf16": True}, {"bfloat16": {"enabled": True}}, {}, "deepspeed.bfloat16", 'write "bf16"'),
+}
+
+
+@pytest.mark.parametrize(("trainer", "deepspeed", "job", "field", "words"), TRAINER_BAD.values(), ids=TRAINER_BAD)
+def test_where_the_trainer_and_the_job_disagree(trainer, deepspeed, job, field, words):
+    with pytest.raises(BadInput) as caught:
+        settings(deepspeed, trainer=trainer, **job)
+    assert caught.value.field == field and words in str(caught.value)
+
+
+def test_what_disagrees_and_moves_no_memory_is_told():
+    deepspeed = {"gradient_clipping": 0.5, "optimizer": {"type": "AdamW", "params": {"lr": 1e-5, "betas": [0.9, 0.999], "weight_decay": "auto"}}, **zero(stage=2)}
+    found = [f for f in settings(deepspeed, trainer={"weight_decay": 0.1}).findings if f.id == "trainer-disagrees"]
+    assert [f.key for f in found] == ["optimizer.params.lr", "gradient_clipping"]
+    assert "is 1e-05 but trainer.learning_rate is 5e-05" in found[0].text
+    assert not settings(deepspeed, trainer={"learning_rate": 1e-5, "max_grad_norm": 0.5}).findings
+
+
+def test_the_trainer_agrees_with_the_real_one():
+    """`HfTrainerDeepSpeedConfig` fills and compares; its mismatches are our findings and refusals."""
+    integration = pytest.importorskip("transformers.integrations.deepspeed")
+    from types import SimpleNamespace
+
+    def theirs(deepspeed, **given):
+        usual = {"world_size": 1, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "max_grad_norm": 1.0, "learning_rate": 5e-5, "adam_beta1": 0.9, "adam_beta2": 0.999, "adam_epsilon": 1e-8, "weight_decay": 0.0, "save_on_each_node": False}
+        arguments = SimpleNamespace(**{**usual, **dict.fromkeys(("fp16", "bf16", "fp16_full_eval", "bf16_full_eval"), False), **given})
+        config = integration.HfTrainerDeepSpeedConfig({"train_micro_batch_size_per_gpu": "auto", **deepspeed})
+        config.trainer_config_process(arguments)
+        return len(config.mismatches)
+
+    def ours(deepspeed, **given):
+        try:
+            s = settings(deepspeed, trainer=given)
+        except BadInput:
+            return 1
+        return sum(f.id == "trainer-disagrees" for f in s.findings)
+
+    adam = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-5, "betas": [0.9, 0.95], "eps": "auto"}}}
+    for deepspeed, given in (
+        ({}, {}), (adam, {}), (adam, {"learning_rate": 1e-5}), (adam, {"learning_rate": 1e-5, "adam_beta2": 0.95}), ({"gradient_clipping": 1}, {}), ({"gradient_clipping": 0}, {}),
+        (on("bf16"), {"bf16": True}), (on("bf16"), {"bf16": False}), ({"bf16": {"enabled": False}}, {"bf16": True}), ({"bf16": {"enabled": "auto"}}, {"bf16": True}), ({"gradient_accumulation_steps": 2}, {"gradient_accumulation_steps": 2}), ({"gradient_accumulation_steps": 2}, {"gradient_accumulation_steps": 3}),
+    ):
+        assert ours({**zero(stage=2), **deepspeed}, **given) == theirs(deepspeed, **given), (deepspeed, given)
+
+
+def test_what_accelerate_fills():
+    s = settings({"fp16": {"enabled": True}, **zero(stage="auto", stage3_gather_16bit_weights_on_model_save="auto", offload_optimizer={"device": "auto"})}, trainer={})
+    assert (s.stage, s.offload_optimizer) == (2, None)
+    assert any("stage: \"auto\" is 2" in note for note in s.notes)
+    assert any("fp16.enabled is true and no trainer part sets fp16" in note for note in s.notes)
+    assert settings(zero(stage="auto")).stage == 0
+    assert "trainer-wants-zero" in [f.id for f in settings({}, trainer={}).findings]
+    assert settings({"bf16": {"enabled": "auto"}, **zero(stage=2)}, trainer={"bf16_full_eval": True}).precision == "bf16"
+
+
+# --- the card
+
+
+@pytest.mark.parametrize(
+    ("deepspeed", "job", "field", "words"),
+    [
+        ({}, {"attention": "flash_attention_2"}, "attention", "computes in fp32"),
+        (on("fp16"), {"attention": "flash_attention_2", "gpu": "T4"}, "attention", "T4 is older"),
+        (on("fp16"), {"attention": "flash_attention_2", "gpu": "V100-32GB"}, "attention", "choose sdpa"),
+        ({}, {"gpu": "T4", "capacity_gib": 40}, "capacity_gib", "T4 has 14."),
+        ({}, {"gpu": "K80"}, "gpu", "is not a known card"),
+    ],
+)
+def test_what_the_card_cannot_do(deepspeed, job, field, words):
+    with pytest.raises(BadInput) as caught:
+        settings(deepspeed, **job)
+    assert caught.value.field == field and words in str(caught.value)
+
+
+def test_what_the_card_can_do():
+    for deepspeed, job in ((on("bf16"), {"gpu": "A10"}), (on("torch_autocast", dtype="bf16"), {"gpu": "H200"}), (on("fp16"), {"gpu": "MI300X"}), (on("fp16"), {})):
+        assert settings(deepspeed, attention="flash_attention_2", **job).stage == 0
+    assert settings({}, gpu="T4", capacity_gib=14).stage == 0

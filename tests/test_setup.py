@@ -51,6 +51,7 @@ def test_a_minimal_job_has_the_contracts_defaults():
 GOOD = {
     "config object as the model": job(model={"model_type": "gpt2", "n_layer": 2}),
     "checkpointing object": job(gradient_checkpointing={"use_reentrant": True}),
+    "checkpointing object, full": job(gradient_checkpointing={"use_reentrant": False, "preserve_rng_state": True, "determinism_check": "none", "debug": False, "early_stop": True}),
     "several patterns": job(trainable=["visual_projection*", "*.bias"]),
     "null where null means the default": job(**{name: None for name in ("attention", "padding", "deepspeed", "trainable", "world_size", "rank", "allocator", "zero_init", "gradient_checkpointing", "use_cache", "gpus_per_node")}),
     "fractional capacity": job(capacity_gib=23.5, host_ram_gib=64),
@@ -157,6 +158,17 @@ BAD = {
     "split too small": (job(allocator={"max_split_size_mb": 20}), "allocator.max_split_size_mb", "above 20"),
     "split fractional": (job(allocator={"max_split_size_mb": 64.5}), "allocator.max_split_size_mb", "whole number"),
     "a newer schema": (job(schema=2), "schema", "reads schema 1"),
+    "schema true": (job(schema=True), "schema", "is true; this version reads schema 1"),
+    "schema a text": (job(schema="1"), "schema", 'is "1"'),
+    "capacity beyond measure": (job(capacity_gib=1e300), "capacity_gib", "not in bytes"),
+    "capacity in bytes": (job(capacity_gib=85899345920), "capacity_gib", "not in bytes"),
+    "gpu empty": (job(gpu=" "), "gpu", "or null"),
+    "checkpointing keyword misspelt": (job(gradient_checkpointing={"use_rentrant": False}), "gradient_checkpointing.use_rentrant", 'did you mean "use_reentrant"'),
+    "checkpointing keyword a text": (job(gradient_checkpointing={"use_reentrant": "false"}), "gradient_checkpointing.use_reentrant", 'is "false"; give true or false'),
+    "checkpointing check unknown": (job(gradient_checkpointing={"use_reentrant": False, "determinism_check": "yes"}), "gradient_checkpointing.determinism_check", "none"),
+    "checkpointing debugged and reentrant": (job(gradient_checkpointing={"debug": True}), "gradient_checkpointing.debug", "use_reentrant"),
+    "split without end": (job(allocator={"max_split_size_mb": 10**20}), "allocator.max_split_size_mb", "leave it out"),
+    "a number for a key": ({**MINIMAL, 5: 1}, "5", "is not a key of a job"),
     "a list for a job": ([MINIMAL], "job", "JSON object"),
     "a text for a job": ("gpt2", "job", "JSON object"),
     "null for a job": (None, "job", "JSON object"),
@@ -253,3 +265,68 @@ def test_ten_megabytes_are_refused_quickly(tmp_path):
 def test_values_without_a_json_form_are_refused():
     with pytest.raises(BadInput, match="object"):
         Setup(model="gpt2", micro_batch=8, deepspeed={"x": object()})
+
+
+def test_a_nest_without_end_is_refused():
+    nest: dict = {"a": {}}
+    nest["a"]["a"] = nest
+    for name in ("model", "deepspeed", "trainer", "lora"):
+        with pytest.raises(BadInput, match="nested too deeply") as caught:
+            Setup(**{"model": "gpt2", "micro_batch": 8, name: nest})
+        assert caught.value.field == name
+
+
+# --- Python's own forms
+
+
+def test_what_a_setup_is_given_is_copied():
+    import copy
+    import pickle
+
+    section = {"zero_optimization": {"stage": 2}}
+    setup = Setup(model="gpt2", micro_batch=8, deepspeed=section)
+    digest = setup.digest
+    section["zero_optimization"]["stage"] = 3
+    setup.to_job()["deepspeed"]["zero_optimization"]["stage"] = 1
+    assert setup.deepspeed == {"zero_optimization": {"stage": 2}} and setup.replace().digest == digest
+    for other in (copy.copy(setup), copy.deepcopy(setup), pickle.loads(pickle.dumps(setup)), Setup.from_job(setup.to_job())):
+        assert other == setup and hash(other) == hash(setup)
+
+
+def test_numpys_numbers_paths_and_other_mappings_are_taken():
+    from collections import OrderedDict
+    from pathlib import Path
+    from types import MappingProxyType
+
+    import numpy as np
+
+    setup = Setup(
+        model=Path("models") / "config.json", micro_batch=np.int64(8), sequence=np.uint16(77), padding=np.bool_(True), capacity_gib=np.float32(40), trainable=["*.bias"],
+        gradient_checkpointing=OrderedDict(use_reentrant=np.False_), trainer=MappingProxyType({"learning_rate": np.float64(1e-5)}),
+        deepspeed={"zero_optimization": MappingProxyType({"stage": np.int8(2), "offload_param": {"nvme_path": Path("/data")}}), "optimizer": {"params": {"betas": (0.9, 0.99)}}, 7: None},
+    )
+    assert setup == Setup(
+        model="models/config.json", micro_batch=8, sequence=77, padding=True, capacity_gib=40.0, trainable=("*.bias",), gradient_checkpointing={"use_reentrant": False}, trainer={"learning_rate": 1e-5},
+        deepspeed={"zero_optimization": {"stage": 2, "offload_param": {"nvme_path": "/data"}}, "optimizer": {"params": {"betas": [0.9, 0.99]}}, "7": None},
+    )
+    assert type(setup.micro_batch) is int and type(setup.padding) is bool and type(setup.deepspeed["zero_optimization"]["stage"]) is int
+
+
+@pytest.mark.parametrize("value", [object(), b"x", 1j, {("a", 1): 2}, float("inf")], ids=lambda value: type(value).__name__)
+def test_what_json_has_no_form_for(value):
+    with pytest.raises(BadInput, match="deepspeed: .*JSON has no form for"):
+        Setup(model="gpt2", micro_batch=8, deepspeed={"x": value})
+
+
+def test_checkpointing_without_the_keyword_is_torchs_default():
+    torch = pytest.importorskip("torch")
+    from torch.utils.checkpoint import checkpoint
+
+    with pytest.warns(UserWarning, match="use_reentrant"):
+        result = checkpoint(torch.sin, torch.ones(1, requires_grad=True))
+    assert type(result.grad_fn).__name__ == "CheckpointFunctionBackward"  # the reentrant kind
+    assert Setup(model="gpt2", micro_batch=8, gradient_checkpointing={}).gradient_checkpointing == {"use_reentrant": True}
+
+
+def test_with_deepspeed_writes_over_what_is_no_object():
+    assert Setup(model="gpt2", micro_batch=8, deepspeed={"zero_optimization": True}).with_deepspeed("zero_optimization.stage", 2).deepspeed == {"zero_optimization": {"stage": 2}}
