@@ -23,6 +23,7 @@ ATTENTIONS = ("sdpa", "eager", "flash_attention_2")
 _LARGEST = 1 << 40
 """No count in a job is larger than this: beyond it a typo is likelier than a computer."""
 _LARGEST_GIB = 1e9
+_MOST_GPUS = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -69,7 +70,7 @@ class Setup:
         known = {f.name for f in fields(cls)} | {"schema"}
         for key in job:
             if key not in known:
-                raise BadInput(str(key), f"is not a key of a job{_nearest(str(key), known)}")
+                raise BadInput(str(key) or '""', f"is not a key of a job{_nearest(str(key), known)}")
         schema = scalar(job.get("schema", SCHEMA))
         if isinstance(schema, bool) or schema != SCHEMA:
             raise BadInput("schema", f"is {shown(schema)}; this version reads schema {SCHEMA}")
@@ -165,7 +166,7 @@ def _check(s: Setup) -> None:
     for name in ("sequence", "target_sequence", "image_size"):
         _count(s, name, 1, optional=True)
     for name in ("world_size", "gpus_per_node"):
-        _count(s, name, 1)
+        _count(s, name, 1, most=_MOST_GPUS)
     _count(s, "rank", 0)
     if s.rank >= s.world_size:
         raise BadInput("rank", f"is {s.rank} but world_size is {s.world_size}; ranks run from 0 to {s.world_size - 1}")
@@ -224,7 +225,7 @@ def _check_allocator(options: Mapping[str, Any]) -> None:
         raise BadInput("allocator.max_split_size_mb", f"is {shown(split)}, which is no size of memory; leave it out to split every block")
 
 
-def _count(s: Setup, name: str, least: int, optional: bool = False) -> None:
+def _count(s: Setup, name: str, least: int, optional: bool = False, most: int = _LARGEST) -> None:
     value = getattr(s, name)
     if value is None and optional:
         return
@@ -232,8 +233,8 @@ def _count(s: Setup, name: str, least: int, optional: bool = False) -> None:
         raise BadInput(name, f"is {shown(value)}; give a whole number")
     if value < least:
         raise BadInput(name, f"is {shown(value)}; give a whole number of at least {least}")
-    if value > _LARGEST:
-        raise BadInput(name, f"is {shown(value)}, which no machine can hold; give a smaller number")
+    if value > most:
+        raise BadInput(name, f"is {shown(value)}, which no machine can hold; give at most {most}")
 
 
 def _positive(s: Setup, name: str) -> None:

@@ -296,3 +296,70 @@ def test_a_terminal_without_utf_8_gets_its_answer(files):
     (path,) = files({**NO_CARD, "deepspeed": {"é": 1}})
     done = subprocess.run([sys.executable, "-m", "explorer", "estimate", path], capture_output=True, check=False, env={**os.environ, "PYTHONIOENCODING": "ascii"})
     assert done.returncode == 0 and rb"\xe9: is not a key that DeepSpeed knows" in done.stdout and done.stderr == b""
+
+
+# --- jobs with a slip of the pen, by the hundred
+
+_SLIPS = [None, True, False, 0, -1, 2, 3, 1.5, 2.0, 1e300, 10**12, 10**30, 2**31, "", "auto", "x", "5e8", "fp32", [], [1], {}, {"a": 1}, {"enabled": True}, {"": None}, "\ud800", "\x00\n", [[[]]], float("nan")]
+
+
+def _places(value, place=()):
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield (*place, key)
+        yield from _places(inner, (*place, key))
+
+
+def _slip(job, rng):
+    """One to three values of a job, or of keys that DeepSpeed and the Trainer know, replaced or taken out."""
+    from explorer.dsconfig.arguments import NAMES
+    from explorer.dsconfig.keys import ZERO
+    from explorer.dsconfig.sections import KNOWN, REMOVED, SECTIONS
+
+    section = rng.choice(sorted(SECTIONS))
+    further = [("deepspeed", rng.choice(sorted({*KNOWN, *REMOVED}))), ("deepspeed", "zero_optimization", rng.choice(sorted(ZERO))), ("deepspeed", section, rng.choice(sorted(SECTIONS[section]))), ("trainer", rng.choice(sorted(NAMES)))]
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        *parents, last = rng.choice([*_places(job), *further])
+        at = job
+        for key in parents:
+            if isinstance(at, dict) and not isinstance(at.get(key), dict | list):
+                at[key] = {}
+            at = at[key]
+        if rng.random() < 0.15 and isinstance(at, dict):
+            at.pop(last, None)
+        else:
+            at[last] = rng.choice(_SLIPS)
+
+
+def test_no_slip_of_the_pen_ends_in_a_traceback(monkeypatch):
+    """Each is answered with numbers, or refused in one printable line that names its field."""
+    import copy
+    import random
+    import time
+
+    from explorer.catalog import find_model
+    from explorer.errors import BadInput
+    from explorer.estimator import tapes
+    from explorer.estimator.estimate import estimate
+
+    def no_worker(*_):
+        raise CouldNotRun("no tape at hand")
+
+    monkeypatch.setattr(tapes, "_record", no_worker)
+    jobs = [
+        {**FITS, "world_size": 8, "deepspeed": {**FITS["deepspeed"], "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 1.0}}, "optimizer": {"type": "AdamW", "params": {"lr": 1e-5, "betas": [0.9, 0.999]}}}},
+        {"model": "t5-base", "micro_batch": 2, "sequence": 64, "target_sequence": 32, "capacity_gib": 20, "trainer": {"bf16": True, "optim": "adamw_torch"}, "deepspeed": {"bf16": {"enabled": "auto"}, "zero_optimization": {"stage": 1, "reduce_bucket_size": "auto"}}},
+        {"model": dict(find_model("gpt2").config), "micro_batch": 4, "gradient_checkpointing": {"use_reentrant": False}, "allocator": {"expandable_segments": True, "max_split_size_mb": 128}, "host_ram_gib": 64, "rank": 0, "gpu": "A100-80GB"},
+    ]
+    rng, outcomes, end = random.Random(7), {"answered": 0, "refused": 0}, time.monotonic() + 6
+    while time.monotonic() < end and sum(outcomes.values()) < 1500:
+        job = copy.deepcopy(rng.choice(jobs))
+        _slip(job, rng)
+        try:
+            json.dumps(estimate(job, largest=False).to_json(), allow_nan=False)
+            outcomes["answered"] += 1
+        except BadInput as error:
+            assert error.field and str(error).isprintable() and len(str(error)) < 950
+            outcomes["refused"] += 1
+        except CouldNotRun:
+            pass
+    assert min(outcomes.values()) > 10

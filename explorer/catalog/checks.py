@@ -19,6 +19,11 @@ _SIZES = frozenset((
     "context_length", "max_seq_len", "model_max_length", "num_experts", "num_local_experts", "num_experts_per_tok",
 ))
 """Above 0 wherever a config gives them; null is the class's own default, and a list is a size per layer, which transformers judges."""
+_ONE_OF = frozenset((
+    "vocab_size", "num_mel_bins", "n_positions", "max_position_embeddings", "max_source_positions", "max_target_positions", "max_encoder_position_embeddings", "max_decoder_position_embeddings",
+    "context_length", "max_seq_len", "model_max_length",
+))
+"""Of these a model has one, whatever its layers."""
 _WIDTHS = ("hidden_size", "n_embd", "d_model")
 _HEADS = ("num_attention_heads", "n_head", "num_heads", "encoder_attention_heads")
 _HEAD_WIDTHS = ("head_dim", "d_kv")
@@ -63,7 +68,7 @@ def _check_part(config: Mapping[str, Any], where: str, free_heads: bool) -> None
         if key in ("rope_parameters", "rope_scaling") and isinstance(value, Mapping):
             _check_rope(path, value)
         if key in _SIZES:
-            _check_size(path, value)
+            _check_size(path, value, key in _ONE_OF)
         elif isinstance(value, Mapping):
             _check_part(value, path + ".", free_heads)
     _check_heads(config, where, free_heads)
@@ -75,8 +80,8 @@ def _check_rope(path: str, section: Mapping[str, Any]) -> None:
         raise BadInput("model", f"the config's {path}.rope_type is {shown(rope)}; choose one of {', '.join(sorted(ROPES))}")
 
 
-def _check_size(path: str, value: Any) -> None:
-    if value is None or isinstance(value, list):
+def _check_size(path: str, value: Any, single: bool) -> None:
+    if value is None or isinstance(value, list) and not single:
         return
     if isinstance(value, bool) or not isinstance(value, int):
         raise BadInput("model", f"the config's {path} is {shown(value)}; it must be a whole number")
