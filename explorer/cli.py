@@ -9,6 +9,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from explorer.errors import BadInput, CouldNotRun, one_line
@@ -31,13 +32,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from explorer.ui.serve import serve
 
         return serve(given[1:]) or 0
-    options = _parser().parse_args(given)
+    parser = _parser()
+    options = parser.parse_args(given)
+    sweep = getattr(options, "sweep", None)
+    if not options.jobs and sweep is None:
+        parser.error("name a JOB.json" + (", or --sweep SWEEP.json" if options.command == "probe" else ""))
     run = _estimate if options.command == "estimate" else _probe
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a file's name, or a terminal without UTF-8, stops no answer
     try:
         codes = [_job(path, run, options.json) for path in options.jobs]
+        if sweep is not None:
+            codes.append(_sweep(sweep, options.out, options.json))
     except BrokenPipeError:  # who reads our answers has had enough of them
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return COULD_NOT_RUN
@@ -52,8 +59,11 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     for name, help_text in (("estimate", "estimate jobs, without a GPU"), ("probe", "run one real training step of each job and measure it")):
         command = commands.add_parser(name, help=help_text, epilog="exit code: 2 bad input > 5 could not run > 3 does not fit > 4 tight > 0")
-        command.add_argument("jobs", nargs="+", metavar="JOB.json", help="a job file, or - for standard input")
+        command.add_argument("jobs", nargs="*", metavar="JOB.json", help="a job file, or - for standard input")
         command.add_argument("--json", action="store_true", help="one JSON object a line, in the order of the files")
+        if name == "probe":
+            command.add_argument("--sweep", metavar="SWEEP.json", help="a job and lists of values to try in it; what was measured before is not run again")
+            command.add_argument("--out", metavar="ROWS.jsonl", help="where the sweep keeps its rows; table and chart go beside it (default: SWEEP.rows.jsonl)")
     commands.add_parser("dashboard", help="serve the dashboard on this machine; further arguments go to Voila")
     return parser
 
@@ -74,6 +84,48 @@ def _job(path: str, run: Callable[[Setup], Profile], as_json: bool) -> int:
     else:
         print(table(one_line(path, 200), profile))
     return _BY_ANSWER[profile.verdict.answer]
+
+
+def _sweep(path: str, out: str | None, as_json: bool) -> int:
+    """All jobs of a sweep file: their rows kept, a table and a chart at the end; the worst exit code back."""
+    from explorer.measure import sweep
+
+    try:
+        jobs = sweep.read(path)
+        kept = Path(out) if out else Path(path).with_suffix(".rows.jsonl")
+        rows = []
+        for row in sweep.run(jobs, kept, _probe, lambda number, point, known: _progress(f"job {number + 1} of {len(jobs)}: {one_line(point.label, 200)}" + (" (measured before)" if known else ""), 0.0)):
+            rows.append(row)
+            if row.profile is None:
+                _refused(one_line(row.point.label, 200), row.error, row.exit_code, as_json)
+            elif as_json:
+                _line({"change": dict(row.point.change), **row.profile.to_json()})
+    except OSError as error:
+        return _refused(path, f"cannot write {error.filename}: {error.strerror}", BAD_INPUT, as_json)
+    except BadInput as error:
+        return _refused(path, str(error), error.exit_code, as_json)
+    text = sweep.table(rows)
+    kept.with_suffix(".md").write_text(text + "\n", encoding="utf-8")
+    if not as_json:
+        print(text)
+    _chart(rows, kept.with_suffix(".svg"))
+    codes = [row.exit_code if row.profile is None else _BY_ANSWER[row.profile.verdict.answer] for row in rows]
+    return next(code for code in _WORST_FIRST if code in codes)
+
+
+def _chart(rows: list[Any], path: Path) -> None:
+    """The rows' chart, where Altair is installed: a machine that only measures may lack it."""
+    measured = [(row.point.label, row.profile) for row in rows if row.profile is not None]
+    if not measured:
+        return
+    try:
+        from explorer.ui.charts import sweep
+
+        sweep(measured).save(path)
+    except ImportError as error:
+        print(f"no chart: {error.name} is not installed", file=sys.stderr)
+    else:
+        print(f"table and chart: {path.with_suffix('.md')}, {path}", file=sys.stderr)
 
 
 def _setup(path: str) -> Setup:

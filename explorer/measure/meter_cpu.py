@@ -20,7 +20,7 @@ class CpuMeter(Meter):
         from torch.profiler import ProfilerActivity, profile
 
         torch.set_num_threads(max(1, (os.cpu_count() or 2) - 1))
-        self.profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True)
+        self.profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
         self.profiler.__enter__()
 
     def stop(self) -> None:

@@ -44,6 +44,19 @@ def preload() -> None:
         importlib.import_module(name)
     from transformers import AutoConfig, AutoModelForCausalLM  # noqa: F401 (loads the lazy modules once)
 
+    _remember_cpu()
+    with contextlib.suppress(ImportError):  # what deepspeed.initialize imports late, TorchDynamo with it: two seconds or more
+        importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
+
+
+def _remember_cpu() -> None:
+    """DeepSpeed's builders ask py-cpuinfo, which takes a second and a process or more each time (ops/op_builder/builder.py, `cpu_arch`)."""
+    with contextlib.suppress(ImportError):
+        import cpuinfo
+
+        known = cpuinfo.get_cpu_info()
+        cpuinfo.get_cpu_info = lambda: known
+
 
 class Server:
     """Accepts connections and watches children; single-threaded, so that forking is safe."""

@@ -2,13 +2,14 @@
 
     against_card(estimated, measured, card="A100-80GB")     one stacked bar each, against the card's capacity
     by_phase(estimated, measured)                           what lives at the peak of each phase, first step and steady
+    sweep([("micro_batch 8", measured), …])                 one stacked bar a job, against the capacity
 
-Both return an `alt.Chart` to restyle at will. The page builds the same specs once, without rows, and sends rows only.
+All return an `alt.Chart` to restyle at will. The page builds the same specs once, without rows, and sends rows only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from explorer.profile import CATEGORIES, PhaseMemory, Profile
@@ -70,6 +71,21 @@ def card_rows(estimated: Profile | None, measured: Profile | None = None, *, car
     if capacity and rows:
         label = text("chart.capacity", card=card or text("chart.a_card"), size=human(capacity))
         rows.append({"kind": "capacity", "end": unit.of(capacity), "label": label})
+    return _with_unit(rows, unit)
+
+
+def sweep_rows(jobs: Sequence[tuple[str, Profile]]) -> Rows:
+    """One row a category and job, stacked; and one for the capacity, where all jobs have the same."""
+    capacities = {profile.verdict.capacity_bytes for _, profile in jobs}
+    capacity = capacities.pop() if len(capacities) == 1 else None
+    unit = unit_for(max([profile.peak.allocated_bytes for _, profile in jobs] + [capacity or 0]))
+    rows: Rows = []
+    for label, profile in jobs:
+        size = human(profile.peak.allocated_bytes)
+        failed = text("chart.out_of_memory", size=size) if profile.verdict.failure else size
+        rows += _stack(profile.at_peak, unit, source=profile.source, who=label, bar=f"{label}|{failed}")
+    if capacity and rows:
+        rows.append({"kind": "capacity", "end": unit.of(capacity), "label": text("chart.capacity", card=text("chart.a_card"), size=human(capacity))})
     return _with_unit(rows, unit)
 
 
@@ -137,8 +153,16 @@ def by_phase(estimated: Profile | None, measured: Profile | None = None) -> alt.
     return phase_spec(alt.InlineData(name="rows", values=phase_rows(estimated, measured)))
 
 
-def card_spec(data: Any) -> alt.LayerChart:
-    """`against_card` for any data, such as `alt.NamedData("rows")`."""
+def sweep(jobs: Sequence[tuple[str, Profile]]) -> alt.LayerChart:
+    """The bytes at the allocated peak of each job by category, against the capacity that they share."""
+    import altair as alt
+
+    chart = card_spec(alt.InlineData(name="rows", values=sweep_rows(jobs)), legend=True)
+    return chart.properties(width=640, height=alt.Step(44)).configure_axisY(labelLimit=420)
+
+
+def card_spec(data: Any, *, legend: bool = False) -> alt.LayerChart:
+    """`against_card` for any data, such as `alt.NamedData("rows")`. `legend`: for a picture that nobody can point at."""
     import altair as alt
 
     base = alt.Chart(data)
@@ -150,7 +174,7 @@ def card_spec(data: Any) -> alt.LayerChart:
     bars = (
         parts.transform_calculate(spoken="datum.who + ', ' + datum.label + ': ' + datum.size")
         .mark_bar(height={"band": 1}, strokeWidth=1)
-        .encode(x=x, x2="end:Q", y=y, color=_colour(), tooltip=tips, description=alt.Description("spoken:N"))
+        .encode(x=x, x2="end:Q", y=y, color=_colour(legend), tooltip=tips, description=alt.Description("spoken:N"))
     )
     wide = "(datum.end - datum.start) / domain('x')[1] * width > 8 * length(datum.label) + 10"
     ink = alt.condition(alt.FieldOneOfPredicate(field="category", oneOf=sorted(DARK_INK)), alt.value("#0b1a16"), alt.value("#ffffff"))
@@ -200,10 +224,12 @@ def phase_spec(data: Any) -> alt.LayerChart:
     return _dressed(alt.layer(bars, reserved, heads).properties(width="container", height=240))
 
 
-def _colour() -> alt.Color:
+def _colour(legend: bool = False) -> alt.Color:
     import altair as alt
 
-    return alt.Color("category:N", scale=alt.Scale(domain=list(COLOURS), range=list(COLOURS.values())), legend=None)
+    names = "{" + ", ".join(f"{category}: '{text(f'category.{category}')}'" for category in COLOURS) + "}[datum.value]"
+    shown = alt.Legend(title=None, orient="bottom", labelExpr=names) if legend else None
+    return alt.Color("category:N", scale=alt.Scale(domain=list(COLOURS), range=list(COLOURS.values())), legend=shown)
 
 
 def _dressed(chart: alt.LayerChart) -> alt.LayerChart:

@@ -38,6 +38,7 @@ ENGLISH: dict[str, str] = {
     "chart.reserved": "Reserved",
     "chart.capacity": "{card}: {size} for PyTorch",
     "chart.a_card": "limit",
+    "chart.out_of_memory": "{size}, out of memory",
     "chart.card.title": "At the peak, against the card",
     "chart.card.alt": "Stacked bar of allocated memory at the peak by category, against the capacity of the card.",
     "chart.phase.title": "Phase by phase",
