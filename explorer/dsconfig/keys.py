@@ -113,8 +113,9 @@ MOVED: dict[str, dict[str, str]] = {"zero_optimization": {
 }}
 """Old keys that DeepSpeed still takes, but not beside the one that took their place."""
 
-_TRUE = {"true", "1", "on", "yes", "t", "y"}
-_FALSE = {"false", "0", "off", "no", "f", "n"}
+TRUE = {"true", "1", "on", "yes", "t", "y"}
+FALSE = {"false", "0", "off", "no", "f", "n"}
+"""The texts that pydantic takes for true and for false, in any case."""
 _WHOLE = re.compile(r"\s*[+-]?\d+(_\d+)*(\.0+)?\s*", re.ASCII)
 
 
@@ -181,8 +182,8 @@ def read_bool(value: Any, path: str) -> bool:
     """True or False in any of the forms pydantic takes."""
     if isinstance(value, bool | int | float) and value in (0, 1):
         return bool(value)
-    if isinstance(value, str) and value.lower() in _TRUE | _FALSE:
-        return value.lower() in _TRUE
+    if isinstance(value, str) and value.lower() in TRUE | FALSE:
+        return value.lower() in TRUE
     raise BadInput(path, f"is {shown(value)}; give true or false")
 
 

@@ -119,7 +119,7 @@ def resolve(setup: Setup) -> Settings:
     remade = (stage > 0 or precision != "fp32") and not (stage == 3 and setup.zero_init)
     choice = choose(config, setup.trainer, stage=stage, offloaded=offload_optimizer is not None, remade=remade)
     findings.extend(choice.findings)
-    missing = (*choice.not_modelled, *not_followed(config, zero, setup, precision=precision, offload=device), *not_modelled(setup))
+    missing = (*choice.not_modelled, *not_followed(config, zero, setup, precision=precision, accumulation=accumulation, offload=device), *not_modelled(setup))
     notes.extend(choice.notes)
     notes.extend(f"{f.key}: {f.text}" for f in (*findings, *missing))
     return Settings(
