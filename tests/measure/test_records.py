@@ -43,7 +43,7 @@ def written(tmp_path, change=None, text=None):
 
 BAD = {
     "truncated": ({"text": lambda t: t[: len(t) // 2]}, "not valid JSON"),
-    "empty": ({"text": lambda t: ""}, "not valid JSON"),
+    "empty": ({"text": lambda t: ""}, "is empty"),
     "foreign": ({"text": lambda t: '{"name": "something else"}'}, "not a record"),
     "a list": ({"text": lambda t: "[]"}, "not a record"),
     "newer": ({"change": lambda c: c.update(schema=2)}, "newer version (schema 2)"),
