@@ -24,6 +24,7 @@ _LARGEST = 1 << 40
 """No count in a job is larger than this: beyond it a typo is likelier than a computer."""
 _LARGEST_GIB = 1e9
 _MOST_GPUS = 1 << 20
+_MOST_PATTERNS = 1000
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -183,6 +184,8 @@ def _check(s: Setup) -> None:
             raise BadInput(name, f"is {shown(getattr(s, name))}; give an object or null")
     if not isinstance(s.trainable, tuple) or not s.trainable or not all(isinstance(p, str) for p in s.trainable):
         raise BadInput("trainable", "must be a list of parameter name patterns, such as [\"*\"] or [\"visual_projection*\"]")
+    if len(s.trainable) > _MOST_PATTERNS:
+        raise BadInput("trainable", f"holds {len(s.trainable)} patterns; give at most {_MOST_PATTERNS}, with * for what names have in common")
     for name in ("capacity_gib", "host_ram_gib"):
         _positive(s, name)
     if s.gpu is not None and (not isinstance(s.gpu, str) or not s.gpu.strip()):

@@ -488,6 +488,16 @@ def test_an_unknown_key_at_the_top_is_told_with_the_nearest():
     assert 'did you mean "gradient_accumulation_steps"?' in found.text
 
 
+def test_many_unknown_keys_are_told_in_a_few_words():
+    import time
+
+    before = time.monotonic()
+    s = settings({f"key{i}\x1b[31m": i for i in range(30_000)})
+    assert time.monotonic() - before < 1
+    assert len(s.findings) == 21 and "29980 more keys" in s.findings[-1].text
+    assert all(note.isprintable() and len(note) < 300 for note in s.notes)
+
+
 NOT_FOLLOWED = {
     "tensor_parallel.autotp_size": ({"tensor_parallel": {"autotp_size": 2}}, {"world_size": 4}, "at most"),
     "sequence_parallel_size": ({"sequence_parallel_size": 4}, {"world_size": 4}, "at most"),

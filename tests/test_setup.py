@@ -145,6 +145,7 @@ BAD = {
     "lora true": (job(lora=True), "lora", "give an object or null"),
     "trainable a text": (job(trainable="*"), "trainable", "list of parameter name patterns"),
     "trainable empty": (job(trainable=[]), "trainable", "list"),
+    "trainable without end": (job(trainable=["*"] * 1001), "trainable", "at most 1000"),
     "trainable of numbers": (job(trainable=[1]), "trainable", "list"),
     "gpu a number": (job(gpu=80), "gpu", "card's name"),
     "capacity zero": (job(capacity_gib=0), "capacity_gib", "above 0"),

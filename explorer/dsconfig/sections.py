@@ -10,7 +10,7 @@ from typing import Any
 
 from explorer.dsconfig.findings import Finding
 from explorer.dsconfig.keys import Key, read_bool, read_section
-from explorer.errors import BadInput, nearest, shown
+from explorer.errors import BadInput, nearest, one_line, shown
 
 _OFF, _ON = Key("bool", False), Key("bool", True)
 _ANY, _TEXT, _PART = Key("any", None), Key("text", None), Key("object", {})
@@ -77,8 +77,7 @@ def check(config: Mapping[str, Any], findings: list[Finding]) -> None:
     for key in config:
         if key in REMOVED:
             raise BadInput(f"deepspeed.{key}", f"was removed from DeepSpeed, and 0.19.8 refuses it; {REMOVED[key]}")
-        if key not in KNOWN:
-            findings.append(Finding(id="unknown-key", key=key, text=f"is not a key that DeepSpeed knows, and it is ignored{nearest(key, KNOWN)}"))
+    findings.extend(_unknown([key for key in config if key not in KNOWN]))
     for name in (*SECTIONS, *_READ_FREELY):
         if name in config and not isinstance(config[name], Mapping) and not (config[name] is None and name in _MAY_BE_NULL):
             raise BadInput(f"deepspeed.{name}", f"is {shown(config[name])}; give an object{_EXAMPLES.get(name, '')}, or leave it out")
@@ -88,6 +87,16 @@ def check(config: Mapping[str, Any], findings: list[Finding]) -> None:
     _check_loss_scale(config.get("fp16", {}))
     _check_scalars(config)
     _check_free(config)
+
+
+_MOST_TOLD = 20
+
+
+def _unknown(keys: list[str]) -> list[Finding]:
+    """What is said of keys that DeepSpeed ignores, few enough to be read."""
+    told = [Finding(id="unknown-key", key=one_line(key, 80), text=f"is not a key that DeepSpeed knows, and it is ignored{nearest(key, KNOWN)}") for key in keys[:_MOST_TOLD]]
+    more = len(keys) - len(told)
+    return told + ([Finding(id="unknown-key", key="deepspeed", text=f"has {more} more keys that DeepSpeed does not know")] if more else [])
 
 
 _EXAMPLES = {name: f" such as {example}" for name, example in {
