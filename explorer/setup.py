@@ -48,6 +48,8 @@ class Setup:
     trainable: tuple[str, ...] = ("*",)
     lora: Mapping[str, Any] | None = None
     deepspeed: Mapping[str, Any] = field(default_factory=dict)
+    deepspeed_version: str | None = None
+    """The release that runs; None is the one whose source was read (dsconfig/versions.py)."""
     trainer: Mapping[str, Any] | None = None
     zero_init: bool = True
     world_size: int = 1

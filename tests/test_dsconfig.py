@@ -525,7 +525,6 @@ NOT_FOLLOWED = {
     "zero_optimization.leaf_module": (zero(stage=3, leaf_module={"names": ["h"]}), {}, "no bound"),
     "zero_optimization.stage3_use_all_reduce_for_fetch_params": (zero(stage=3, stage3_use_all_reduce_for_fetch_params=True), {}, "at most"),
     "zero_optimization.stage3_allgather_sequential": (zero(stage=3, stage3_allgather_sequential=True), {}, "at most"),
-    "zero_optimization.memory_efficient_linear": (zero(stage=3, memory_efficient_linear=False), {}, "no bound"),
     "zero_optimization.offload_optimizer.ratio": (zero(stage=3, offload_optimizer={"device": "cpu", "ratio": 0.9}), {}, "leaves 10%"),
     "zero_optimization.offload_optimizer.super_offload": (zero(stage=3, offload_optimizer={"device": "cpu", "super_offload": True}), {}, "no bound"),
     "zero_optimization.zenflow": (zero(stage=2, offload_optimizer={"device": "cpu"}, zenflow={}), {}, "at least"),

@@ -22,6 +22,7 @@ FULL = {
     "trainable": ["*"], "lora": None,
     "deepspeed": {"bf16": {"enabled": True}, "zero_optimization": {"stage": 2}, "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}}},
     "trainer": None,
+    "deepspeed_version": None,
     "zero_init": True,
     "world_size": 8, "gpus_per_node": 8, "rank": 0,
     "gpu": "A100-80GB", "capacity_gib": None, "host_ram_gib": None,

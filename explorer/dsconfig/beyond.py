@@ -105,7 +105,6 @@ def _stage3(config: Mapping[str, Any], zero: Mapping[str, Any], setup: Setup) ->
         (zero["stage3_use_all_reduce_for_fetch_params"], base + "stage3_use_all_reduce_for_fetch_params", f"gathers without a second copy: {_MOST}"),
         (zero["stage3_allgather_sequential"], base + "stage3_allgather_sequential", f"gathers one parameter at a time and looks no further ahead: {_MOST}"),
         (quantized, "weight_quantization.quantized_initialization", f"builds the model in fewer bits: {_MOST}"),
-        (not zero["memory_efficient_linear"] and setup.zero_init, base + "memory_efficient_linear", f"is false, and torch's own linear layers keep what they need: {_UNKNOWN}"),
     ]
 
 

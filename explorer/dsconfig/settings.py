@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from explorer.dsconfig import sections
+from explorer.dsconfig import sections, versions
 from explorer.dsconfig.arguments import check_arguments, disagreements, not_modelled
 from explorer.dsconfig.auto import fill_auto
 from explorer.dsconfig.beyond import STAGE3_ONLY, not_followed
@@ -71,6 +71,10 @@ class Settings:
     max_live_parameters: int
     max_reuse_distance: int
     zero_init: bool
+    plain_linear: bool
+    """Stage 3: linear layers save their weights as they were gathered (without runtime/zero/linear.py's own function)."""
+    behaviours: frozenset[str]
+    """What the release named does otherwise than the rules' (dsconfig/versions.py)."""
     config: Mapping[str, Any]
     """The DeepSpeed JSON with the batch keys and every "auto" filled: what `deepspeed.initialize` is given."""
     findings: tuple[Finding, ...] = ()
@@ -101,6 +105,7 @@ def resolve(setup: Setup) -> Settings:
     check_removed(setup.deepspeed.get("zero_optimization"))
     check_arguments(setup)
     config, notes = fill_auto(setup)
+    behaviours = versions.in_force(versions.read(setup.deepspeed_version))
     zero = read_section(config["zero_optimization"], ZERO, "deepspeed.zero_optimization")
     stage = zero["stage"]
     if stage > 3:
@@ -109,8 +114,8 @@ def resolve(setup: Setup) -> Settings:
     precision = _precision(config)
     accumulation = _accumulation_dtype(config, precision)
     autocast = _autocast(config, precision)
-    clipping = _clipping(config)
-    offload_optimizer, offload_param = _offloads(zero, stage, findings)
+    clipping = _clipping(config, 0.0 if "no-clipping" in behaviours else 1.0)
+    offload_optimizer, offload_param = _offloads(zero, stage, findings, pinned="pageable-offload" not in behaviours)
     device = offload_optimizer.device if offload_optimizer else None
     check_combinations(config, zero, precision=precision, accumulation=accumulation, clipping=clipping, offload=device)
     check_card(setup, precision, autocast)
@@ -142,6 +147,8 @@ def resolve(setup: Setup) -> Settings:
         max_live_parameters=zero["stage3_max_live_parameters"],
         max_reuse_distance=zero["stage3_max_reuse_distance"],
         zero_init=setup.zero_init,
+        plain_linear=stage == 3 and (zero["memory_efficient_linear"] is False or (not setup.zero_init and "plain-linear" in behaviours)),
+        behaviours=behaviours,
         config=config,
         findings=tuple(findings),
         not_modelled=missing,
@@ -205,10 +212,13 @@ def _accumulation_dtype(config: Mapping[str, Any], precision: Precision) -> Prec
     return kinds["grad_accum_dtype"]
 
 
-def _offloads(zero: dict[str, Any], stage: int, findings: list[Finding]) -> tuple[Offload | None, Offload | None]:
+def _offloads(zero: dict[str, Any], stage: int, findings: list[Finding], pinned: bool) -> tuple[Offload | None, Offload | None]:
     base = "deepspeed.zero_optimization"
     optimizer = read_section(zero["offload_optimizer"], OFFLOAD_OPTIMIZER, f"{base}.offload_optimizer")
     param = read_section(zero["offload_param"], OFFLOAD_PARAM, f"{base}.offload_param")
+    for section, written in ((optimizer, zero["offload_optimizer"]), (param, zero["offload_param"])):
+        if "pin_memory" not in (written or {}):
+            section["pin_memory"] = pinned
     for old, section, name in (("cpu_offload", optimizer, "offload_optimizer"), ("cpu_offload_param", param, "offload_param")):
         if zero[old]:
             section["device"] = "cpu"
@@ -245,8 +255,8 @@ def _ignored(config: Mapping[str, Any], stage: int, findings: list[Finding]) -> 
         findings.append(Finding(id="pipeline-ignored", key="pipeline", text="is for models built as a PipelineModule, and Hugging Face's are not: it does nothing"))
 
 
-def _clipping(config: Mapping[str, Any]) -> float:
-    value = config.get("gradient_clipping", 1.0)
+def _clipping(config: Mapping[str, Any], default: float) -> float:
+    value = config.get("gradient_clipping", default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not -1e30 < value < 1e30:
         raise BadInput("deepspeed.gradient_clipping", f"is {shown(value)}; give a number, 0 for no clipping, or leave it out for DeepSpeed's 1.0")
     return max(0.0, float(value))

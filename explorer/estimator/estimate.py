@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from explorer.catalog import Card, Lengths, Model, find_card, find_model, lengths
-from explorer.dsconfig import Settings, resolve
+from explorer.dsconfig import Settings, resolve, versions
 from explorer.errors import CouldNotRun
 from explorer.estimator import tapes, verdict
 from explorer.estimator.allocator import Options, Usage, run
@@ -177,7 +177,7 @@ class _Work:
             verdict=answer,
             largest_micro_batch=largest,
             provenance=_provenance(self.stream),
-            environment={"torch": self.tape.versions.get("torch"), "transformers": self.tape.versions.get("transformers"), "deepspeed": RULES_VERSION, "gpu": self.setup.gpu},
+            environment={"torch": self.tape.versions.get("torch"), "transformers": self.tape.versions.get("transformers"), "deepspeed": self.setup.deepspeed_version or versions.RULES, "gpu": self.setup.gpu},
             notes=self._notes(),
             timeline=_timeline(self.stream, self.unlimited),
         )
@@ -188,6 +188,7 @@ class _Work:
             notes.append("the trainer part is read for its \"auto\" values; the step itself is the plain engine's")
         if self.setup.lora is not None and self.settings.stage == 3 and self.settings.precision != "fp32":
             notes.append(f"LoRA's adapters are taken in {self.settings.precision}: attach them with autocast_adapter_dtype=False, or at stage 3 peft keeps them, and copies of their inputs, in fp32")
+        notes.extend(versions.notes(self.setup.deepspeed_version))
         if self.setup.attention == "flash_attention_2":
             notes.append("flash_attention_2 is taken as PyTorch's own flash kernel")
         host, asked = _host(self.rules, self.setup).per_node_bytes, self.setup.host_ram_gib
@@ -198,10 +199,6 @@ class _Work:
         if self.settings.precision == "fp16":
             notes.append("fp16 usually skips its first steps for overflow; the first step here is the first one applied")
         return tuple(notes)
-
-
-RULES_VERSION = "0.19.8"
-"""The DeepSpeed whose source the rules were read from."""
 
 
 def categories_at(stream: Stream, usage: Usage, position: int) -> dict[str, int]:

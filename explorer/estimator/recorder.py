@@ -6,7 +6,7 @@ that the middle ones agree before it writes a loop. Shapes are small: on the met
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from explorer.catalog import Model, find_model
@@ -58,7 +58,6 @@ class _Recording:
         table = SizeTable(basis_)
         segments, program = compile_events([t.events for t in traces], traces[0].categories, table, layers, self.units or 0)
         batch = self._batch_rows(basis_, table)
-        modules, direct, parameters, buffers_bytes, linear, views = self._inventory()
         import numpy as np
 
         return Tape(
@@ -69,17 +68,12 @@ class _Recording:
             table=np.array(table.table),
             lengths=np.array(table.lengths),
             rounding=np.array(table.rounding, dtype=np.int64),
-            parameters=parameters,
-            buffers_bytes=buffers_bytes,
-            modules=modules,
-            direct=direct,
             layers=layers,
             segments=segments,
             program=program,
             batch=batch,
             window=sliding_window(self.model),
-            sent_in_16_bit=linear if self.key.dtype in AUTOCAST else (),
-            saved_as_views=views,
+            **self._inventory(),
         )
 
     # --- sizes to trace at
@@ -162,8 +156,10 @@ class _Recording:
 
     # --- the model's parts
 
-    def _inventory(self) -> tuple[Any, ...]:
-        """Modules, their own parameters, all parameters with what an image patch adds and whether they decay, bytes of buffers, linear layers' parameters, experts' parameters: of the whole model."""
+    def _inventory(self) -> dict[str, Any]:
+        """The fields of a Tape that tell of modules and parameters: of the whole model."""
+        import torch
+
         has_patches = "image_size" in self.model.axes
         model = self._full(4 if has_patches else 0)
         larger = dict(self._full(9).named_parameters()) if has_patches else {}
@@ -174,25 +170,33 @@ class _Recording:
         for name, p in named:
             per_patch = (larger[name].numel() - p.numel()) // 5 if name in larger else 0
             parameters.append((name, p.numel() - 4 * per_patch, per_patch, p.requires_grad, name in decaying))
-        modules = tuple(name for name, _ in model.named_modules())
-        direct = tuple(tuple(index[id(p)] for p in m._parameters.values() if p is not None) for _, m in model.named_modules())
-        buffers = sum(b.numel() * b.element_size() for b in model.buffers())
-        return modules, direct, tuple(parameters), buffers, _of_linear_layers(model, index), _transposed_experts(model, index)
+        modules = list(model.modules())
+        return {
+            "modules": tuple(name for name, _ in model.named_modules()),
+            "direct": tuple(tuple(index[id(p)] for p in m._parameters.values() if p is not None) for m in modules),
+            "parameters": tuple(parameters),
+            "buffers_bytes": sum(b.numel() * b.element_size() for b in model.buffers()),
+            "sent_in_16_bit": _sent_in_16_bit(modules, index) if self.key.dtype in AUTOCAST else (),
+            "linear_weights": _indices((m.weight for m in modules if isinstance(m, torch.nn.Linear)), index),
+            "saved_as_views": _transposed_experts(modules, index),
+        }
 
 
-def _of_linear_layers(model: Any, index: Mapping[int, int]) -> tuple[int, ...]:
+def _indices(parameters: Iterable[Any], index: Mapping[int, int]) -> tuple[int, ...]:
+    return tuple(sorted({index[id(p)] for p in parameters}))
+
+
+def _sent_in_16_bit(modules: Iterable[Any], index: Mapping[int, int]) -> tuple[int, ...]:
     """Parameters of exactly these classes, tied ones included: those that DeepSpeed marks under autocast."""
     from deepspeed.runtime.torch_autocast import LOWER_PRECISION_SAFE_MODULES
 
-    return tuple(sorted({index[id(p)] for m in model.modules() if m.__class__ in LOWER_PRECISION_SAFE_MODULES for p in m.parameters(recurse=False)}))
+    return _indices((p for m in modules if m.__class__ in LOWER_PRECISION_SAFE_MODULES for p in m.parameters(recurse=False)), index)
 
 
-def _transposed_experts(model: Any, index: Mapping[int, int]) -> tuple[int, ...]:
+def _transposed_experts(modules: Iterable[Any], index: Mapping[int, int]) -> tuple[int, ...]:
     """Experts' weights, one tensor for all experts of a layer, that are kept (out, in) and so transposed at each use."""
-    import torch
-
-    experts = [m for m in model.modules() if not isinstance(m, torch.nn.modules.conv._ConvNd) and not getattr(m, "is_transposed", False)]
-    return tuple(sorted({index[id(p)] for m in experts for p in m.parameters(recurse=False) if p.dim() == 3 and hasattr(m, "num_experts")}))
+    experts = [m for m in modules if hasattr(m, "num_experts") and not getattr(m, "is_transposed", False)]
+    return _indices((p for m in experts for p in m.parameters(recurse=False) if p.dim() == 3), index)
 
 
 def decaying_names(model: Any) -> set[str]:

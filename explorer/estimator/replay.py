@@ -61,7 +61,7 @@ def replay(settings: Settings, tape: Tape, lengths: Mapping[str, int | None], wo
     """
     job = Job(
         settings=settings, parameters=tape.model_parameters(lengths.get("patches") or 0), buffers_bytes=tape.buffers_bytes, modules=tape.modules, direct=tape.direct,
-        sent_in_16_bit=frozenset(tape.sent_in_16_bit), saved_as_views=frozenset(tape.saved_as_views), checkpointing=tape.checkpointing,
+        sent_in_16_bit=frozenset(tape.sent_in_16_bit), saved_as_views=frozenset(tape.saved_as_views + (tape.linear_weights if settings.plain_linear else ())), checkpointing=tape.checkpointing,
     )
     writer = Writer()
     rules = wrapper(settings)(job, writer)

@@ -1,4 +1,4 @@
-"""Every row measured on an H200 is a test of the estimate (benchmarks/accuracy/rows.jsonl; tapes ship with the package)."""
+"""Every row measured on an H200 is a test of the estimate (benchmarks/accuracy/rows.jsonl); what no tape ships for is recorded."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from explorer import Setup, estimate
-from explorer.estimator import tapes
 
 ROWS = [json.loads(line) for line in (Path(__file__).parents[2] / "benchmarks/accuracy/rows.jsonl").read_text().splitlines()]
 RAN = [row for row in ROWS if row["failure"] is None]
-NEVER_RECORDED = pytest.mark.usefixtures("shipped_only")
-OTHER_MOMENT = {"mistral-z3-of64-ckpt"}
-"""Two moments of this backward are within half a per cent of each other, and the estimate's highest is the other one."""
+
+
+MISNAMED = {"mistral-z3-of64-ckpt"}
+"""The probe of that day gave a reduce-scatter's input the name of the gathered parameter that had its address before."""
 
 
 def slack_bytes(row):
@@ -23,30 +23,24 @@ def slack_bytes(row):
     return (4 << 20) + (0 if row["setup"].get("gpu") == "H200" else 2 * (24 << 20))
 
 
-@pytest.fixture
-def shipped_only(monkeypatch):
-    """A missing tape fails the test instead of starting a recording."""
-
-    def refuse(setup, wanted, on_progress):
-        raise AssertionError(f"no tape ships for {wanted.text}")
-
-    monkeypatch.setattr(tapes, "_record", refuse)
-    monkeypatch.setattr(tapes, "_cached", lambda text: None)
-
-
 @cache
 def estimated(index):
     return estimate(Setup.from_job(RAN[index]["setup"]), largest=False)
 
 
-@NEVER_RECORDED
 @pytest.mark.parametrize("index", range(len(RAN)), ids=[row["name"] for row in RAN])
 def test_peak_allocated(index):
-    """Within half a per cent; nearly all are within a hundredth."""
-    assert estimated(index).peak.allocated_bytes == pytest.approx(RAN[index]["peak"]["allocated_bytes"], rel=0.006)
+    """Within a quarter of a per cent; nearly all are within a hundredth."""
+    assert estimated(index).peak.allocated_bytes == pytest.approx(RAN[index]["peak"]["allocated_bytes"], rel=0.0026)
 
 
-@NEVER_RECORDED
+@pytest.mark.parametrize("index", range(len(RAN)), ids=[row["name"] for row in RAN])
+def test_peak_reserved(index):
+    """Nearly all within a few per cent; one segment more or less, of the size of a flat buffer, is up to 14."""
+    if "capacity_gib" not in RAN[index]["setup"]:
+        assert estimated(index).peak.reserved_bytes == pytest.approx(RAN[index]["peak"]["reserved_bytes"], rel=0.14)
+
+
 @pytest.mark.parametrize("index", range(len(RAN)), ids=[row["name"] for row in RAN])
 def test_every_phase_of_the_steady_step(index):
     """Peak and end of forward, backward and step: which large blocks the allocator keeps whole can move a step by a per cent (T5, stage 0, fp32)."""
@@ -56,8 +50,7 @@ def test_every_phase_of_the_steady_step(index):
         assert ours.end_allocated_bytes == pytest.approx(phase["end_allocated_bytes"], rel=0.02, abs=slack_bytes(RAN[index]))
 
 
-@NEVER_RECORDED
-@pytest.mark.parametrize("index", [pytest.param(i, id=row["name"]) for i, row in enumerate(RAN) if "at_peak" in row and row["name"] not in OTHER_MOMENT])
+@pytest.mark.parametrize("index", [pytest.param(i, id=row["name"]) for i, row in enumerate(RAN) if "at_peak" in row and row["name"] not in MISNAMED])
 def test_categories_at_the_peak(index):
     """Each within three per cent of the peak."""
     total = RAN[index]["peak"]["allocated_bytes"]
@@ -65,10 +58,16 @@ def test_categories_at_the_peak(index):
         assert estimated(index).at_peak[category] == pytest.approx(n_bytes, abs=0.03 * total), category
 
 
-@NEVER_RECORDED
 @pytest.mark.parametrize("row", [row for row in ROWS if row["failure"]], ids=[row["name"] for row in ROWS if row["failure"]])
 def test_what_ran_out_of_memory(row):
-    """Not called a fit, and named: the phase and what was asked for."""
-    profile = estimate(Setup.from_job(row["setup"]), largest=False)
-    assert profile.verdict.answer == "does not fit"
-    assert profile.verdict.failure.phase == row["failure"]["phase"]
+    """Never called a fit; where it is called none, the phase is the one that failed."""
+    verdict = estimate(Setup.from_job(row["setup"]), largest=False).verdict
+    assert verdict.answer in ("tight", "does not fit")
+    if verdict.answer == "does not fit":
+        assert verdict.failure.phase == row["failure"]["phase"]
+
+
+@pytest.mark.parametrize("index", [pytest.param(i, id=row["name"]) for i, row in enumerate(RAN) if "capacity_gib" in row["setup"]])
+def test_what_ran_under_a_limit(index):
+    """Never said not to fit."""
+    assert estimated(index).verdict.answer in ("fits", "tight")

@@ -159,7 +159,8 @@ class Stage12(Rules):
     def _set_up_buckets(self) -> None:
         if self.buckets[0].blocks or not self.settings.contiguous_gradients:
             return
-        size = self.settings.reduce_bucket_size * self.gradient_bytes
+        elements = self.settings.reduce_bucket_size
+        size = (int(elements * 4.5) if "bucket-4.5" in self.settings.behaviours else elements) * self.gradient_bytes
         count = 2 if self.settings.overlap_comm else 1
         for bucket in self.buckets:
             bucket.blocks = [self.writer.allocate(size, "comm_buffers", "ipg_bucket") for _ in range(count)]
@@ -267,6 +268,9 @@ class Stage12(Rules):
     def step(self) -> None:
         if self.offload:
             self._forget_unowned()
+            if "fp32-copy-at-step" in self.settings.behaviours:
+                for group in self.groups:
+                    self.writer.transient(4 * group.own, "fp32 partition on its way to 16 bit")
             return
         for group in self.groups:
             self.norms([group.owned[i] for i in sorted(group.owned)])
