@@ -7,7 +7,7 @@ from fnmatch import fnmatch
 from typing import Any
 
 from explorer.adapters import attach
-from explorer.catalog import Model, lengths
+from explorer.catalog import Model, image_tokens, lengths
 from explorer.catalog.hub import offline
 from explorer.errors import BadInput, CouldNotRun
 from explorer.setup import Setup
@@ -28,7 +28,7 @@ def build_config(model: Model, setup: Setup) -> Any:
         config = AutoConfig.for_model(**facts)
     except Exception as error:  # transformers raises many kinds; each is about the config
         raise BadInput("model", f"transformers refuses the config: {_one_line(error)}") from None
-    config.use_cache = setup.use_cache
+    config.use_cache = config.get_text_config(decoder=True).use_cache = setup.use_cache
     if model.task == "seq2seq":
         for name in ("pad_token_id", "decoder_start_token_id"):
             if getattr(config, name, None) is None:
@@ -212,8 +212,22 @@ def _speech(make: _BatchMaker, at: Any) -> dict[str, Any]:
     return {"input_features": make.reals(config.get("num_mel_bins", 80), frames), "labels": make.ids(at.target_sequence)}
 
 
+def _image_text(make: _BatchMaker, at: Any) -> dict[str, Any]:
+    """One image a sample, whose tokens come first; the rest is text."""
+    ids, count = make.ids(at.sequence), image_tokens(make.model, at.patches)
+    if make.device != "meta":
+        mark = make.model.config.get("image_token_id", _INTERNVL_IMAGE_TOKEN)
+        ids[ids == mark] = 0
+        ids[:, :count] = mark
+    return {"input_ids": ids, "pixel_values": make.reals(3, at.image_size, at.image_size), "labels": ids.clone()}
+
+
+_INTERNVL_IMAGE_TOKEN = 151667
+"""transformers' default."""
+
 _BATCHES: dict[str, Callable[[_BatchMaker, Any], dict[str, Any]]] = {
     "contrastive": _contrastive, "image": _image, "causal": _text, "masked": _text, "seq2seq": _pairs, "speech": _speech,
+    "image_text": _image_text,
 }
 
 

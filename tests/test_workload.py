@@ -142,3 +142,22 @@ def test_what_transformers_refuses_is_one_sentence(config):
         build(config)
     assert caught.value.field == "model"
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+
+
+def test_one_image_a_sample_stands_in_its_tokens():
+    """As many tokens as the model makes of an image, or transformers itself refuses the batch; and no other token is taken for one."""
+    for size, tokens in ((16, 1), (32, 4), (64, 16)):
+        _, _, model, batch = build(TINY["InternVL"], image_size=size)
+        assert ((batch["input_ids"] == 127).sum(dim=1) == tokens).all()
+        assert math.isfinite(model(**batch).loss.item())
+
+
+def test_a_text_shorter_than_its_image_is_bad_input():
+    with pytest.raises(BadInput, match=r"sequence: is 16, and one image alone takes 16 tokens of internvl; give at least 18, or a smaller image_size"):
+        build(TINY["InternVL"], sequence=16, image_size=64)
+    with pytest.raises(BadInput, match=r"image_size: is 24, which is not a multiple of internvl's patch of 16; take 16 or 32"):
+        build(TINY["InternVL"], image_size=24)
+
+
+def test_a_part_of_the_model_keeps_no_cache_either():
+    assert build_config(find_model(TINY["InternVL"]), Setup(model=TINY["InternVL"], micro_batch=1)).text_config.use_cache is False

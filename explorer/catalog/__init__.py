@@ -1,7 +1,7 @@
 """What ships with the package: models, as facts of their configs, and GPU cards. No torch, no transformers."""
 
 from explorer.catalog.cards import Card, cards, find_card
-from explorer.catalog.lengths import Lengths, lengths
+from explorer.catalog.lengths import Lengths, image_tokens, lengths
 from explorer.catalog.models import Model, find_model, models
 
-__all__ = ["Card", "Lengths", "Model", "cards", "find_card", "find_model", "lengths", "models"]
+__all__ = ["Card", "Lengths", "Model", "cards", "find_card", "find_model", "image_tokens", "lengths", "models"]

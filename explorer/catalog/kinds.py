@@ -9,9 +9,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
-Task = Literal["contrastive", "image", "causal", "masked", "seq2seq", "speech"]
+Task = Literal["contrastive", "image", "causal", "masked", "seq2seq", "speech", "image_text"]
 
 _CONTRASTIVE = ("CLIPModel", "SiglipModel")
+_IMAGE_TEXT = ("InternVLForConditionalGeneration",)
+"""Decoders that read images among their text, whose batch is made here."""
 _BY_SUFFIX: tuple[tuple[str, Task], ...] = (
     ("ForCausalLM", "causal"), ("LMHeadModel", "causal"), ("WithLMHead", "causal"), ("ForMaskedLM", "masked"),
     ("ForImageClassification", "image"), ("ForConditionalGeneration", "seq2seq"), ("MTModel", "seq2seq"),
@@ -52,8 +54,10 @@ def task_of(model_class: str, model_type: str, encoder_decoder: bool) -> Task | 
     """What a class is trained for, by its name; None for one that has no loss, or needs a batch that is not made here."""
     if model_class in _CONTRASTIVE:
         return "contrastive" if model_type in ("clip", "siglip") else None
+    if model_class in _IMAGE_TEXT:
+        return "image_text"
     if model_type == "whisper":
         return "speech" if model_class.endswith("ForConditionalGeneration") else None
     task = next((task for suffix, task in _BY_SUFFIX if model_class.endswith(suffix)), None)
-    # A decoder "for conditional generation" takes images or sound beside its text.
+    # Other decoders "for conditional generation" take images or sound beside their text in ways of their own.
     return None if task == "seq2seq" and not encoder_decoder else task

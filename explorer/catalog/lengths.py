@@ -28,11 +28,23 @@ def lengths(setup: Setup, model: Model) -> Lengths:
     image = _one(setup, model, "image_size", model.default_image_size, None)
     patches = None
     if image is not None:
-        if image % model.patch_size:
-            lower = max(1, image // model.patch_size) * model.patch_size
-            raise BadInput("image_size", f"is {image}, which is not a multiple of {model.name}'s patch of {model.patch_size}; take {lower} or {lower + model.patch_size}")
+        unit = model.patch_size * (model.token_side or 1)
+        if image % unit:
+            lower = max(1, image // unit) * unit
+            raise BadInput("image_size", f"is {image}, which is not a multiple of {model.name}'s patch of {unit}; take {lower} or {lower + unit}")
         patches = (image // model.patch_size) ** 2
+        _check_room(sequence, image_tokens(model, patches), model)
     return Lengths(micro_batch=setup.micro_batch, sequence=sequence, target_sequence=target, image_size=image, patches=patches)
+
+
+def image_tokens(model: Model, patches: int) -> int:
+    """Tokens of the text that one image takes; 0 where images are not read among text."""
+    return patches // model.token_side**2 if model.token_side else 0
+
+
+def _check_room(sequence: int | None, tokens: int, model: Model) -> None:
+    if tokens and sequence < tokens + 2:
+        raise BadInput("sequence", f"is {sequence}, and one image alone takes {tokens} tokens of {model.name}; give at least {tokens + 2}, or a smaller image_size")
 
 
 def _one(setup: Setup, model: Model, name: str, default: int | None, limit: int | None) -> int | None:
@@ -45,6 +57,6 @@ def _one(setup: Setup, model: Model, name: str, default: int | None, limit: int 
         return default
     if limit is not None and value > limit:
         raise BadInput(name, f"is {value}, beyond the {limit} positions of {model.name}; give at most {limit}")
-    if name == "sequence" and value < 2 and model.task in ("causal", "masked"):
+    if name == "sequence" and value < 2 and model.task in ("causal", "masked", "image_text"):
         raise BadInput(name, "is 1, and a language model's loss needs two tokens; give at least 2")
     return value

@@ -22,7 +22,7 @@ _DROPPED = {"_name_or_path", "transformers_version", "torch_dtype", "dtype", "ar
 """Keys that say nothing of the model's shape."""
 _AUTO: dict[str, Task] = {
     "AutoModelForCausalLM": "causal", "AutoModelForMaskedLM": "masked", "AutoModelForSeq2SeqLM": "seq2seq", "AutoModelForImageClassification": "image",
-    "AutoModelForSpeechSeq2Seq": "speech", "AutoModelForZeroShotImageClassification": "contrastive",
+    "AutoModelForSpeechSeq2Seq": "speech", "AutoModelForZeroShotImageClassification": "contrastive", "AutoModelForImageTextToText": "image_text",
 }
 _AXES: dict[Task, tuple[str, ...]] = {
     "contrastive": ("sequence", "image_size"),
@@ -31,8 +31,9 @@ _AXES: dict[Task, tuple[str, ...]] = {
     "masked": ("sequence",),
     "seq2seq": ("sequence", "target_sequence"),
     "speech": ("target_sequence",),
+    "image_text": ("sequence", "image_size"),
 }
-_USUAL_SEQUENCE: dict[Task, int] = {"causal": 1024, "masked": 512, "seq2seq": 512}
+_USUAL_SEQUENCE: dict[Task, int] = {"causal": 1024, "masked": 512, "seq2seq": 512, "image_text": 1024}
 _USUAL_TARGET = 128
 
 
@@ -58,6 +59,8 @@ class Model:
     """Longest sequence the position table, or a rotary model's trained range, holds."""
     target_sequence_limit: int | None
     patch_size: int | None
+    token_side: int | None
+    """Patches along the side of the square that becomes one token of the text, in a model that reads images among its text; None in others."""
     vocab_size: int | None
     """Of the text; None where the model reads none."""
     parameters: int | None
@@ -179,6 +182,7 @@ def _model(name: str, config: Mapping[str, Any], model_class: str, source: Sourc
         default_target_sequence=min(_USUAL_TARGET, target_limit or _USUAL_TARGET) if "target_sequence" in _AXES[task] else None,
         default_image_size=image,
         sequence_limit=limit, target_sequence_limit=target_limit, patch_size=patch,
+        token_side=_token_side(config) if task == "image_text" else None,
         vocab_size=_vocabulary(config, task, kind),
         parameters=None,
         key=hashlib.sha256(json.dumps([model_class, kept], sort_keys=True).encode()).hexdigest()[:16],
@@ -190,6 +194,8 @@ def _limits(config: Mapping[str, Any], task: Task, kind: Kind) -> tuple[int | No
     """(longest sequence, longest target) that the positions allow; transformers' defaults where the config is silent."""
     if task == "contrastive":
         return _given(_section(config, "text_config"), "max_position_embeddings", 64 if config["model_type"] == "siglip" else 77), None
+    if task == "image_text":
+        return _given(_section(config, "text_config"), "max_position_embeddings", kind.positions), None
     if task == "speech":
         return None, _given(config, "max_target_positions", 448)
     if task == "image":
@@ -207,10 +213,23 @@ def _images(config: Mapping[str, Any], task: Task, kind: Kind) -> tuple[int | No
     if "image_size" not in _AXES[task]:
         return None, None
     source = config.get("vision_config") or config
-    image, patch = _given(source, "image_size", kind.image_size or 224), _given(source, "patch_size", kind.patch_size)
+    image, patch = _side(_given(source, "image_size", kind.image_size or 224)), _side(_given(source, "patch_size", kind.patch_size))
     if not isinstance(image, int) or not isinstance(patch, int | None):
         raise BadInput("model", "the config's image_size and patch_size must be whole numbers (square images and patches)")
     return image, patch or next(unit for unit in (32, 16, 8, 4, 2, 1) if image % unit == 0)  # a convolutional network has strides in place of patches
+
+
+def _side(size: Any) -> Any:
+    """The side of a square that is written as one number or as two equal ones."""
+    return size[0] if isinstance(size, list) and len(size) == 2 and size[0] == size[1] else size
+
+
+def _token_side(config: Mapping[str, Any]) -> int:
+    """InternVL's pixel shuffle: 1 / downsample_ratio patches a side become one token."""
+    ratio = _given(config, "downsample_ratio", 0.5)
+    if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 < ratio <= 1 or (1 / ratio) % 1:
+        raise BadInput("model", f"the config's downsample_ratio is {shown(ratio)}; it must be 1 over a whole number, such as 0.5")
+    return int(1 / ratio)
 
 
 def _default_sequence(task: Task, limit: int | None) -> int | None:
@@ -223,7 +242,7 @@ def _default_sequence(task: Task, limit: int | None) -> int | None:
 def _vocabulary(config: Mapping[str, Any], task: Task, kind: Kind) -> int | None:
     if task == "image":
         return None
-    return _given(_section(config, "text_config") if task == "contrastive" else config, "vocab_size", kind.vocab_size)
+    return _given(_section(config, "text_config") if task in ("contrastive", "image_text") else config, "vocab_size", kind.vocab_size)
 
 
 def _hidden_size(config: Mapping[str, Any], kind: Kind) -> int | None:

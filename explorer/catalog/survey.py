@@ -45,7 +45,7 @@ def _trainable(name: str, config: Any) -> Iterator[tuple[Task, str]]:
     import transformers
     from transformers.models.auto import modeling_auto as auto
 
-    special = {"clip": "CLIPModel", "siglip": "SiglipModel", "whisper": "WhisperForConditionalGeneration"}
+    special = {"clip": "CLIPModel", "siglip": "SiglipModel", "whisper": "WhisperForConditionalGeneration", "internvl": "InternVLForConditionalGeneration"}
     encoder_decoder = bool(getattr(config, "is_encoder_decoder", False))
     text = (auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,) if encoder_decoder else ()
     tables = (special, *text, auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES, auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES)
@@ -66,7 +66,7 @@ def _kind(name: str, config: Any, classes: Mapping[Task, str]) -> Kind:
         encoder_decoder=bool(getattr(config, "is_encoder_decoder", False)),
         hidden_size=hidden or max(getattr(config, "hidden_sizes", None) or [0]) or _number(getattr(config, "text_config", None), "hidden_size"),
         hidden_key=names.get("hidden_size", "hidden_size"),
-        positions=_number(config, "max_position_embeddings"),
+        positions=_number(config, "max_position_embeddings") or (_number(config.text_config, "max_position_embeddings") if "image_text" in classes else None),
         positions_key=names.get("max_position_embeddings", "max_position_embeddings"),
         positions_taken=name in POSITIONS_TAKEN,
         vocab_size=_number(config, "vocab_size") or _number(getattr(config, "text_config", None), "vocab_size"),
@@ -78,6 +78,7 @@ def _kind(name: str, config: Any, classes: Mapping[Task, str]) -> Kind:
 
 def _number(config: Any, name: str) -> int | None:
     value = getattr(config, name, None)
+    value = value[0] if isinstance(value, list | tuple) and len(set(value)) == 1 else value
     return int(value) if isinstance(value, int | float) and not isinstance(value, bool) and value > 0 else None
 
 

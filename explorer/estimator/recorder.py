@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from explorer.catalog import Model, find_model
+from explorer.catalog import Model, find_model, image_tokens
 from explorer.errors import CouldNotRun
 from explorer.estimator.compiler import Basis, Irregular, SizeTable, basis, check_layers, compile_events
 from explorer.estimator.program import Layers
@@ -88,12 +88,16 @@ class _Recording:
         if "target_sequence" in self.model.axes:
             values["target_sequence"] = self._lengths((16, 24, 40, 56), self.model.target_sequence_limit)
         if "image_size" in self.model.axes:
-            values["patches"] = (4, 9, 16, 25)
+            values["patches"] = self._patches
         return basis(values, squares_of_batch=contrastive)
+
+    @property
+    def _patches(self) -> tuple[int, ...]:
+        return tuple((side * (self.model.token_side or 1)) ** 2 for side in (2, 3, 4, 5))
 
     def _lengths(self, usual: tuple[int, ...], limit: int | None) -> tuple[int, ...]:
         window = sliding_window(self.model)
-        start = window or 0 if self.key.beyond_window else 0
+        start = window or 0 if self.key.beyond_window else image_tokens(self.model, self._patches[-1])
         if window is not None and not self.key.beyond_window:
             limit = min(limit or window, window)
         if limit is not None and start + usual[-1] > limit:
@@ -161,15 +165,16 @@ class _Recording:
         import torch
 
         has_patches = "image_size" in self.model.axes
-        model = self._full(4 if has_patches else 0)
-        larger = dict(self._full(9).named_parameters()) if has_patches else {}
+        unit = (self.model.token_side or 1) ** 2
+        model = self._full(4 * unit if has_patches else 0)
+        larger = dict(self._full(9 * unit).named_parameters()) if has_patches else {}
         named = list(model.named_parameters())
         index = {id(p): i for i, (_, p) in enumerate(named)}
         decaying = decaying_names(model)
         parameters = []
         for name, p in named:
-            per_patch = (larger[name].numel() - p.numel()) // 5 if name in larger else 0
-            parameters.append((name, p.numel() - 4 * per_patch, per_patch, p.requires_grad, name in decaying))
+            per_patch = (larger[name].numel() - p.numel()) // (5 * unit) if name in larger else 0
+            parameters.append((name, p.numel() - 4 * unit * per_patch, per_patch, p.requires_grad, name in decaying))
         modules = list(model.modules())
         return {
             "modules": tuple(name for name, _ in model.named_modules()),

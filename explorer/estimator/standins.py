@@ -9,6 +9,7 @@ benchmarks/gpu/kernels.py on an H200 (torch 2.11, cuDNN 9.19). No figure here is
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -245,6 +246,56 @@ def grouped_mm(mat_a, mat_b, *, offs=None, **_):  # noqa: ANN001, ANN003, ANN201
     return _GroupedProduct.apply(mat_a, mat_b, offs)
 
 
+class _MaskedScatter(torch.autograd.Function):
+    """Image features put in the place of their tokens; no meta kernel counts the mask's ones, which are the source's rows here.
+
+    CUDA makes an int64 prefix sum of the expanded mask and a copy of it (ATen/native/cuda/IndexKernel.cu, `masked_scatter__cuda`). Backward, `masked_select`
+    copies the expanded mask again, for the places of its ones: three int64 each (`nonzero`, then `index`).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(mask)
+        ctx.source = source.shape
+        out = x.clone()
+        _scratch(9 * x.numel())
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (mask,) = ctx.saved_tensors
+        to_x = grad.masked_fill(mask, 0) if ctx.needs_input_grad[0] else None
+        if not ctx.needs_input_grad[2]:
+            return to_x, None, None
+        expanded = _scratch(grad.numel())
+        places = _scratch(grad.dim() * 8 * ctx.source.numel())
+        del expanded
+        to_source = torch.empty(ctx.source, dtype=grad.dtype, device=grad.device)
+        del places
+        return to_x, None, to_source
+
+
+def masked_scatter(x, mask, source):  # noqa: ANN001, ANN201 (torch's signature)
+    """`Tensor.masked_scatter` as CUDA's kernels allocate."""
+    return _MaskedScatter.apply(x, mask, source)
+
+
+@contextmanager
+def _whole_tensor_methods() -> Iterator[None]:
+    """`Tensor.masked_scatter` replaced, and transformers' checks of how many ones its mask has, which a recording cannot answer, left out."""
+    kept, checks = torch.Tensor.masked_scatter, os.environ.get("TRANSFORMERS_DISABLE_TORCH_CHECK")
+    torch.Tensor.masked_scatter = masked_scatter
+    os.environ["TRANSFORMERS_DISABLE_TORCH_CHECK"] = "1"
+    try:
+        yield
+    finally:
+        torch.Tensor.masked_scatter = kept
+        if checks is None:
+            del os.environ["TRANSFORMERS_DISABLE_TORCH_CHECK"]
+        else:
+            os.environ["TRANSFORMERS_DISABLE_TORCH_CHECK"] = checks
+
+
 @contextmanager
 def installed(generation: str, forced: str | None = None, autocast: Autocast | None = None) -> Iterator[None]:
     """All stand-ins in place of torch's functions; under `autocast` they cast as what they stand for would."""
@@ -253,7 +304,8 @@ def installed(generation: str, forced: str | None = None, autocast: Autocast | N
     for name in kept:
         setattr(F, name, replaced[name])
     try:
-        yield
+        with _whole_tensor_methods():
+            yield
     finally:
         for name, function in kept.items():
             setattr(F, name, function)

@@ -28,7 +28,7 @@ def test_parameters_are_those_of_the_class(name):
     built = build_model(model, Setup(model=name, micro_batch=1), device="meta", dtype=torch.float16)
     assert sum(p.numel() for p in built.parameters()) == model.parameters
     assert type(built).__name__ == model.model_class
-    if model.sequence_limit is not None and model.task != "contrastive":
+    if model.sequence_limit is not None and model.task not in ("contrastive", "image_text"):
         assert model.sequence_limit == built.config.max_position_embeddings
 
 
@@ -72,7 +72,7 @@ def test_a_tiny_config_of_every_family(family):
     model = find_model(TINY[family])
     assert model.model_type == TINY[family]["model_type"]
     assert model.parameters is None and model.source == "config"
-    expected = {"CLIP": "contrastive", "SigLIP": "contrastive", "ViT": "image", "Whisper": "speech", "BERT": "masked", "T5": "seq2seq"}.get(family, "causal")
+    expected = {"CLIP": "contrastive", "SigLIP": "contrastive", "ViT": "image", "Whisper": "speech", "BERT": "masked", "T5": "seq2seq", "InternVL": "image_text"}.get(family, "causal")
     assert model.task == expected
 
 
@@ -172,6 +172,7 @@ BAD = {
     "vision_config a number": ({**CLIP, "vision_config": 7}, "vision_config"),
     "image_size a list": ({**TINY["ViT"], "image_size": [32, 48]}, "image_size"),
     "image_size a text": ({**TINY["ViT"], "image_size": "32"}, 'image_size is "32"'),
+    "positions a list": ({**LLAMA, "max_position_embeddings": [64]}, "max_position_embeddings is [64]"),
     "positions a text": ({**LLAMA, "max_position_embeddings": "2048"}, 'max_position_embeddings is "2048"'),
     "positions inside a text": ({**CLIP, "text_config": {**CLIP["text_config"], "max_position_embeddings": "16"}}, "text_config.max_position_embeddings"),
     "speech sizes a text": ({**TINY["Whisper"], "num_mel_bins": "8"}, 'num_mel_bins is "8"'),

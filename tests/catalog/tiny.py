@@ -27,5 +27,6 @@ TINY: dict[str, dict[str, Any]] = {
     "Mistral": {"model_type": "mistral", **_DECODER},
     "Mixtral": {"model_type": "mixtral", **_DECODER, "num_local_experts": 4, "num_experts_per_tok": 2},
     "Gemma-2": {"model_type": "gemma2", **_DECODER, "head_dim": 8, "sliding_window": 32},
+    "InternVL": {"model_type": "internvl", "image_token_id": 127, "text_config": {"model_type": "qwen2", **_DECODER}, "vision_config": {**_VISION, "model_type": "internvl_vision"}},
 }
 """Family → config, as a person would paste it."""

@@ -23,6 +23,7 @@ DEEPER = {
     "Whisper": {"encoder_layers": 8, "decoder_layers": 9},
     "T5": {"num_layers": 8, "num_decoder_layers": 9},
     "GPT-2": {"n_layer": 9},
+    "InternVL": {"text_config": {**TINY["InternVL"]["text_config"], "num_hidden_layers": 9}, "vision_config": {**TINY["InternVL"]["vision_config"], "num_hidden_layers": 8}},
     "Gemma-2": {"num_hidden_layers": 16, "sliding_window": 32, "max_position_embeddings": 512},
 }
 """Layers enough that the recorder leaves some out; Gemma-2 repeats in twos."""
@@ -43,6 +44,8 @@ CASES = {
     "CLIP with frozen towers": ("CLIP", "bf16", "H200", {"trainable": ("visual_projection*", "text_projection*")}),
     "T5": ("T5", "bf16", "H200", {}),
     "Whisper": ("Whisper", "fp16", "H200", {}),
+    "InternVL": ("InternVL", "bf16", "H200", {}),
+    "InternVL padded, with a frozen tower": ("InternVL", "bf16", "A100-80GB", {"padding": True, "trainable": ("model.language_model*", "lm_head*")}),
 }
 FRESH = {"batch": 4, "sequence": 15, "target_sequence": 13, "patches": 36}
 """Sizes that no recording is made at."""
