@@ -101,7 +101,9 @@ class Profile:
     environment: Mapping[str, str | None] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     timeline: tuple[tuple[int, int], ...] = ()
-    """(event number, allocated bytes) over the steady step, a few hundred points with the peak exact. Not part of the JSON answer."""
+    """(bytes moved, allocated bytes) over the steady step (timeline.py), a few hundred points with the peak exact. Not part of the JSON answer."""
+    timeline_phases: tuple[tuple[str, int], ...] = ()
+    """(phase, bytes moved before it), each run of a phase in order."""
 
     def phase(self, step: str, phase: str) -> PhaseMemory | None:
         """That phase of that step, or None where the run did not reach it."""
@@ -131,7 +133,7 @@ class Profile:
     def to_record(self) -> dict[str, Any]:
         """`to_json` plus what a picture needs: categories by phase and the timeline."""
         categories = {step: {p.phase: dict(p.at_peak) for p in phases} for step, phases in self.steps.items()}
-        return {**self.to_json(), "phase_categories": categories, "timeline": [list(point) for point in self.timeline]}
+        return {**self.to_json(), "phase_categories": categories, "timeline": [list(point) for point in self.timeline], "timeline_phases": [list(phase) for phase in self.timeline_phases]}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Profile:
@@ -152,6 +154,7 @@ class Profile:
             verdict=Verdict(**verdict, failure=Failure(**failure) if failure else None),
             notes=tuple(data["notes"]),
             timeline=tuple((int(x), int(y)) for x, y in data.get("timeline", ())),
+            timeline_phases=tuple((str(phase), int(x)) for phase, x in data.get("timeline_phases", ())),
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from explorer import timeline
 from explorer.catalog import Card, Lengths, Model, find_card, find_model, lengths
 from explorer.dsconfig import Settings, resolve, versions
 from explorer.errors import CouldNotRun
@@ -30,7 +30,6 @@ DEFAULT_WORKSPACE = 32 * MiB
 PROCESS_BYTES = 1_340_000_000
 """Host memory that CUDA, cuBLAS, cuDNN and NCCL add to a process, beyond Python and torch themselves: 1.25 GiB, read on an H200."""
 
-_TIMELINE_POINTS = 400
 _SEARCH_REPLAYS = 24
 _LARGEST_BATCH = 1 << 20
 _SURE = 0.75
@@ -164,6 +163,7 @@ class _Work:
     def profile(self, largest: int | None) -> Profile:
         """The whole answer."""
         answer, limited = self.judged
+        curve, runs = _timeline(self.stream, self.unlimited)
         parameters = self.tape.model_parameters(self.patches)
         return Profile(
             source="estimated",
@@ -179,7 +179,7 @@ class _Work:
             provenance=_provenance(self.stream),
             environment={"torch": self.tape.versions.get("torch"), "transformers": self.tape.versions.get("transformers"), "deepspeed": self.setup.deepspeed_version or versions.RULES, "gpu": self.setup.gpu},
             notes=self._notes(),
-            timeline=_timeline(self.stream, self.unlimited),
+            timeline=curve, timeline_phases=runs,
         )
 
     def _notes(self) -> tuple[str, ...]:
@@ -260,13 +260,8 @@ def _host(rules: Rules, setup: Setup) -> Host:
     return Host(pinned_bytes=host.pinned_bytes, pageable_bytes=host.pageable_bytes, resident_bytes=resident, peak_bytes=peak, per_node_bytes=peak * processes)
 
 
-def _timeline(stream: Stream, usage: Usage) -> tuple[tuple[int, int], ...]:
-    """Allocated bytes over the steady step: the highest point of each of a few hundred equal stretches."""
+def _timeline(stream: Stream, usage: Usage) -> tuple[timeline.Curve, timeline.Phases]:
+    """Allocated bytes over the steady step."""
     marks = [m for m in stream.marks if m.step == "steady"]
     start, end = marks[0].start, marks[-1].end
-    edges = np.unique(np.linspace(start, end, _TIMELINE_POINTS + 1).astype(int))
-    points = []
-    for a, b in itertools.pairwise(edges.tolist()):
-        at = a + 1 + int(usage.allocated[a + 1 : b + 1].argmax())
-        points.append((at - start, int(usage.allocated[at])))
-    return tuple(points)
+    return timeline.draw(usage.allocated[start : end + 1], [(m.phase, m.start - start) for m in marks])

@@ -6,7 +6,6 @@ history, they place that moment exactly, whatever the clocks say.
 
 from __future__ import annotations
 
-import itertools
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -159,13 +158,7 @@ def highest(found: Blocks, begin: int, end: int) -> int:
 
 def at_peak(found: Blocks, rounded: np.ndarray, begin: int, end: int) -> tuple[int, dict[str, int]]:
     """(event after which allocation was highest within [begin, end], category → bytes then). `rounded`: bytes of each block."""
-    change = np.zeros(end + 2, dtype=np.int64)
-    starts = np.minimum(found.start + 1, end + 1)
-    ends = np.minimum(found.end + 1, end + 1)
-    np.add.at(change, starts, rounded)
-    np.add.at(change, ends, -rounded)
-    level = np.cumsum(change)[: end + 1]
-    at = begin + int(level[begin : end + 1].argmax())
+    at = begin + int(level(found, rounded, begin, end).argmax())
     return at, categories_at(found, rounded, at)
 
 
@@ -180,20 +173,12 @@ def categories_at(found: Blocks, rounded: np.ndarray, at: int) -> dict[str, int]
     return sums
 
 
-def timeline(found: Blocks, rounded: np.ndarray, begin: int, end: int, points: int = 400) -> tuple[tuple[int, int], ...]:
-    """(event, allocated bytes): the highest point of each of a few hundred equal stretches, the peak exact."""
-    if end <= begin:
-        return ()
+def level(found: Blocks, rounded: np.ndarray, begin: int, end: int) -> np.ndarray:
+    """Allocated bytes after `begin` events and after each one up to `end`."""
     change = np.zeros(end + 2, dtype=np.int64)
     np.add.at(change, np.minimum(found.start + 1, end + 1), rounded)
     np.add.at(change, np.minimum(found.end + 1, end + 1), -rounded)
-    level = np.cumsum(change)
-    edges = np.unique(np.linspace(begin, end, points + 1).astype(int))
-    result = []
-    for a, b in itertools.pairwise(edges.tolist()):
-        at = a + 1 + int(level[a + 1 : b + 1].argmax())
-        result.append((at - int(begin), int(level[at])))
-    return tuple(result)
+    return np.cumsum(change)[begin : end + 1]
 
 
 def owners_of(named: Mapping[int, str]) -> dict[int, str]:

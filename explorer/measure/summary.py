@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from explorer import timeline
 from explorer.estimator.allocator import Options, run
 from explorer.estimator.stream import Stream
 from explorer.measure import history
@@ -70,6 +71,7 @@ class _Summary:
     def profile(self) -> Profile:
         """Everything read, as a Profile."""
         work = self.work
+        curve, runs = self._timeline()
         steps = {"first": self._step("first", self.first, init=True), "steady": self._step("steady", self.steady)}
         peak = _peak(steps)
         highest = next(p for p in steps[peak.allocated_step] if p.phase == peak.allocated_phase)
@@ -88,7 +90,7 @@ class _Summary:
             measured_on=work.meter.device,
             environment=self._environment(),
             notes=self._notes(),
-            timeline=self._timeline(),
+            timeline=curve, timeline_phases=runs,
         )
 
     def _step(self, name: str, reading: Any, init: bool = False) -> tuple[PhaseMemory, ...]:
@@ -158,11 +160,15 @@ class _Summary:
             notes.append(f"{skipped} step{'s were' if skipped > 1 else ' was'} skipped for fp16 overflow before or between the applied ones")
         return tuple(notes)
 
-    def _timeline(self) -> tuple[tuple[int, int], ...]:
+    def _timeline(self) -> tuple[timeline.Curve, timeline.Phases]:
+        """Of the steady step, where there was one."""
         reading = self.steady or self.first
         if reading is None:
-            return ()
-        return history.timeline(self.found, self.sizes, self._position(reading.first_mark, 0), self._position(max(0, reading.last_mark - 1), self.n_events))
+            return (), ()
+        runs = sorted((r.first_mark, phase) for phase, readings in reading.phases.items() for r in readings)
+        begin = self._position(reading.first_mark, 0)
+        end = self._position(max(0, reading.last_mark - 1), self.n_events)
+        return timeline.draw(history.level(self.found, self.sizes, begin, end), [(phase, self._position(mark, begin) - begin) for mark, phase in runs])
 
 
 def _peak(steps: dict[str, tuple[PhaseMemory, ...]]) -> Peak:
