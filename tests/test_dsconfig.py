@@ -705,3 +705,77 @@ def test_what_the_card_can_do():
     for deepspeed, job in ((on("bf16"), {"gpu": "A10"}), (on("torch_autocast", dtype="bf16"), {"gpu": "H200"}), (on("fp16"), {"gpu": "MI300X"}), (on("fp16"), {})):
         assert settings(deepspeed, attention="flash_attention_2", **job).stage == 0
     assert settings({}, gpu="T4", capacity_gib=14).stage == 0
+
+
+def test_accelerate_fills_and_refuses_the_same_autos():
+    """The real plugin over `HfTrainerDeepSpeedConfig`, as `Accelerator.prepare` calls it."""
+    pytest.importorskip("accelerate")
+    from accelerate.utils import DeepSpeedPlugin
+    from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
+
+    def theirs(deepspeed):
+        try:
+            plugin = DeepSpeedPlugin(hf_ds_config=HfTrainerDeepSpeedConfig(deepspeed))
+            plugin.deepspeed_config_process(must_match=False, **{"gradient_clipping": 1.0, "zero_optimization.stage3_gather_16bit_weights_on_model_save": False})
+        except (ValueError, AttributeError):
+            return None
+        return plugin.deepspeed_config["zero_optimization"]
+
+    def ours(deepspeed):
+        try:
+            return settings(deepspeed, trainer={}).config["zero_optimization"]
+        except BadInput:
+            return None
+
+    for deepspeed in (
+        zero(stage="auto", offload_optimizer={"device": "auto", "nvme_path": "auto"}, stage3_gather_16bit_weights_on_model_save="auto"), {"zero_optimization": True}, zero(stage=2, overlap_comm="auto"),
+        {**zero(stage=2), "fp16": {"loss_scale": "auto"}}, {**zero(stage=2), "steps_per_print": "auto"}, {**zero(stage=2), "flops_profiler": {"top_modules": "auto"}}, {**zero(stage=2), "gradient_clipping": "auto"},
+    ):
+        assert ours(deepspeed) == theirs(deepspeed), deepspeed
+
+
+# --- the optimizer's parameters
+
+
+def test_parameters_are_those_of_the_classes():
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("deepspeed")
+    import inspect
+
+    from deepspeed.ops.adagrad import DeepSpeedCPUAdagrad
+    from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam
+    from deepspeed.ops.lamb import FusedLamb
+    from deepspeed.ops.lion import DeepSpeedCPULion, FusedLion
+
+    from explorer.dsconfig.parameters import OF_ADAM, TAKEN
+
+    classes = {c.__name__: c for c in (FusedAdam, DeepSpeedCPUAdam, FusedLion, DeepSpeedCPULion, DeepSpeedCPUAdagrad, FusedLamb)}
+    for implementation, taken in TAKEN.items():
+        made = classes.get(implementation) or getattr(torch.optim, implementation.rpartition(".")[2])
+        given = {"adam_w_mode", "adamw_mode", "fp32_optimizer_states"} if "Adam" in implementation and implementation in classes else {"max_grad_norm"}
+        assert taken == set(inspect.signature(made).parameters) - {"params", "model_params"} - given, implementation
+    assert OF_ADAM == {"torch_adam", "adam_w_mode", "fp32_optimizer_states"}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "key", "words"),
+    [
+        ({"type": "AdamW", "params": {"learning_rate": 1e-5}}, "learning_rate", "of FusedAdam"),
+        ({"type": "AdamW", "params": {"weight_deacy": 0.1}}, "weight_deacy", 'did you mean "weight_decay"?'),
+        ({"type": "AdamW", "params": {"foreach": True}}, "foreach", "of FusedAdam"),
+        ({"type": "AdamW", "params": {"lr": "1e-5"}}, "lr", "without quotes"),
+        ({"type": "SGD", "params": {"lr": 0.1, "betas": [0.9, 0.999]}}, "betas", "of torch.optim.SGD"),
+        ({"type": "Lion", "params": {"eps": 1e-8}}, "eps", "of FusedLion"),
+        ({"type": "Adam", "params": {"betas": 0.9}}, "betas", "two numbers"),
+    ],
+)
+def test_a_parameter_that_the_class_does_not_take(optimizer, key, words):
+    with pytest.raises(BadInput) as caught:
+        settings({"optimizer": optimizer})
+    assert caught.value.field == f"deepspeed.optimizer.params.{key}" and words in str(caught.value)
+
+
+def test_parameters_that_deepspeed_takes_out_are_no_slip():
+    for params in ({"torch_adam": True, "foreach": False, "maximize": True}, {"adam_w_mode": False, "bias_correction": True}, {"fp32_optimizer_states": True}):
+        assert settings({"optimizer": {"type": "Adam", "params": {"lr": 1e-5, **params}}}).optimizer.name == "adam"
+    assert settings({"optimizer": {"type": "Muon", "params": {"muon_lr": 0.02, "adam_lr": 1e-3, "anything": 1}}}).optimizer.name == "muon"

@@ -171,7 +171,7 @@ def _fill_scheduler(config: dict[str, Any]) -> None:
 def _refuse_auto(section: Mapping[str, Any], path: str) -> None:
     """Any other "auto" stops accelerate (`DeepSpeedPlugin.deepspeed_config_process`)."""
     for key, value in section.items():
-        if value == "auto":
+        if value == "auto" and key != "steps_per_print":  # which accelerate sets itself
             raise BadInput(f"{path}.{key}", "is \"auto\", which neither the Trainer nor accelerate fills; give a value or leave it out")
         if isinstance(value, Mapping):
             _refuse_auto(value, f"{path}.{key}")

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from explorer.dsconfig.findings import Finding
+from explorer.dsconfig.parameters import check_parameters
 from explorer.errors import BadInput, shown
 
 Kernel = Literal["fused", "foreach", "single", "cpu"]
@@ -145,6 +146,8 @@ def _deepspeeds(section: Any, stage: int, offloaded: bool, untested_allowed: boo
     if name not in _DEEPSPEED and name not in _TORCH_STATES:
         raise BadInput(f"{field_}.type", _unknown(written))
     choice = Choice(_deepspeed_class(name, params, offloaded, remade))
+    if not name.startswith("mu"):  # of mup's classes and Muon's halves, which pick what they know
+        check_parameters(params, choice.optimizer.implementation, f"{field_}.params", adam=name in ("adam", "adamw"))
     if stage and name not in _ZERO_TESTED and not untested_allowed:
         choice.findings.append(Finding(id="untested-optimizer", key="optimizer.type", text=f"DeepSpeed refuses {written} with ZeRO until \"zero_allow_untested_optimizer\": true is added; answered as if it were there"))
     if name not in _DEEPSPEED and name not in _KNOWN_TEMPORARIES:
