@@ -144,6 +144,13 @@ def test_the_trainers_optimizers(trainer, offloaded, expected):
 def test_an_optimizer_in_the_json_has_one_group_under_the_trainer_too():
     s = settings({"optimizer": {"type": "AdamW"}, "zero_optimization": {"stage": 2}}, trainer={"optim": "sgd"})
     assert (s.parameter_groups, s.optimizer.implementation) == ("one", "FusedAdam")
+    assert [f.key for f in s.findings] == ["trainer.optim"]
+
+
+def test_every_optim_of_the_trainer_is_known():
+    names = pytest.importorskip("transformers.training_args").OptimizerNames
+    for optim in names:
+        assert settings(zero(stage=0), trainer={"optim": optim.value}).optimizer.moments >= 0
 
 
 def test_a_package_beyond_torch_and_transformers_is_not_modelled():

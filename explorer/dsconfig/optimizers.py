@@ -65,6 +65,8 @@ def choose(config: Mapping[str, Any], trainer: Mapping[str, Any] | None, *, stag
     if absent and trainer is not None:
         return _trainers(config, trainer, stage, offloaded)
     choice = _deepspeeds({"type": "AdamW"} if absent else config["optimizer"], stage, offloaded, bool(config.get("zero_allow_untested_optimizer")), remade)
+    if trainer is not None and trainer.get("optim"):
+        choice.findings.append(Finding(id="argument-unused", key="trainer.optim", text=f"is {trainer['optim']}, and the optimizer that the DeepSpeed config names is taken"))
     if absent:
         choice.notes.append("no optimizer in the DeepSpeed config: AdamW is assumed")
     return choice
