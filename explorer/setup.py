@@ -73,7 +73,7 @@ class Setup:
         known = {f.name for f in fields(cls)} | {"schema"}
         for key in job:
             if key not in known:
-                raise BadInput(str(key) or '""', f"is not a key of a job{_nearest(str(key), known)}")
+                raise BadInput(str(key) or '""', f"is not a key of a job{_belongs(key) or _nearest(str(key), known)}")
         schema = scalar(job.get("schema", SCHEMA))
         if isinstance(schema, bool) or schema != SCHEMA:
             raise BadInput("schema", f"is {shown(schema)}; this version reads schema {SCHEMA}")
@@ -153,6 +153,19 @@ def _fill_from_trainer(given: dict[str, Any]) -> None:
         given["gradient_checkpointing"] = keywords if isinstance(keywords, Mapping) else True
     if "use_cache" not in given and trainer.get("use_cache") is True:
         given["use_cache"] = True
+
+
+_ELSEWHERE = {
+    "deepspeed": ("zero_optimization", "fp16", "bf16", "optimizer", "scheduler", "gradient_clipping", "gradient_accumulation_steps", "train_batch_size", "train_micro_batch_size_per_gpu", "activation_checkpointing"),
+    "trainer": ("per_device_train_batch_size", "learning_rate", "optim", "weight_decay", "max_grad_norm", "output_dir", "num_train_epochs", "gradient_checkpointing_kwargs"),
+    "model": ("model_type", "architectures", "hidden_size", "num_hidden_layers", "vocab_size"),
+}
+"""Keys of the three objects that a job holds, by which a file of another kind is known."""
+
+
+def _belongs(key: Any) -> str:
+    """The way out for a key that is one of another file's."""
+    return next((f'; put the whole file into "{part}" of a job' for part, keys in _ELSEWHERE.items() if key in keys), "")
 
 
 def _nearest(word: str, known: set[str]) -> str:

@@ -111,6 +111,9 @@ def test_a_setup_cannot_be_changed_in_place():
 BAD = {
     "unknown key, nearest named": (job(micro_bach=8), "micro_bach", 'did you mean \"micro_batch\"'),
     "unknown key, nothing near": (job(zzz=8), "zzz", "the keys are"),
+    "a DeepSpeed config for a job": ({"zero_optimization": {"stage": 2}}, "zero_optimization", 'into "deepspeed" of a job'),
+    "arguments for a job": ({"per_device_train_batch_size": 4}, "per_device_train_batch_size", 'into "trainer" of a job'),
+    "a model's config for a job": ({"model_type": "gpt2"}, "model_type", 'into "model" of a job'),
     "no model": ({"micro_batch": 8}, "model", "required"),
     "no micro_batch": ({"model": "gpt2"}, "micro_batch", "required"),
     "null model": ({"model": None, "micro_batch": 8}, "model", "required"),
