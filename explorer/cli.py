@@ -9,6 +9,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sweep = getattr(options, "sweep", None)
     if not options.jobs and sweep is None:
         parser.error("name a JOB.json" + (", or --sweep SWEEP.json" if options.command == "probe" else ""))
-    run = _estimate if options.command == "estimate" else _probe
+    run = _probe if options.command == "probe" else partial(_estimate, sources=True) if options.sources else _estimate
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a file's name, or a terminal without UTF-8, stops no answer
@@ -61,6 +62,8 @@ def _parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=help_text, epilog="exit code: 2 bad input > 5 could not run > 3 does not fit > 4 tight > 0")
         command.add_argument("jobs", nargs="*", metavar="JOB.json", help="a job file, or - for standard input")
         command.add_argument("--json", action="store_true", help="one JSON object a line, in the order of the files")
+        if name == "estimate":
+            command.add_argument("--sources", action="store_true", help="also what the peak is made of, and where each part comes from")
         if name == "probe":
             command.add_argument("--sweep", metavar="SWEEP.json", help="a job and lists of values to try in it; what was measured before is not run again")
             command.add_argument("--out", metavar="ROWS.jsonl", help="where the sweep keeps its rows; table and chart go beside it (default: SWEEP.rows.jsonl)")
@@ -157,10 +160,10 @@ def _progress(text: str, seconds: float) -> None:
     print(f"{seconds:6.1f} s  {text}", file=sys.stderr, flush=True)
 
 
-def _estimate(setup: Setup) -> Profile:
+def _estimate(setup: Setup, sources: bool = False) -> Profile:
     from explorer.estimator.estimate import estimate
 
-    return estimate(setup, on_progress=_progress)
+    return estimate(setup, on_progress=_progress, sources=sources)
 
 
 def _probe(setup: Setup) -> Profile:
@@ -182,5 +185,6 @@ def table(name: str, profile: Profile) -> str:
         rows.append(f"  {verdict.answer}" + (f" ({human(verdict.capacity_bytes)} for PyTorch): " if verdict.capacity_bytes else ": ") + verdict.why)
     if profile.largest_micro_batch is not None:
         rows.append(f"  largest micro-batch that fits: {profile.largest_micro_batch}")
+    rows += [f"  {human(s.n_bytes):>9}  {s.category}: {s.name} ({s.provenance}: {s.origin})" for s in profile.sources]
     rows += [f"  note: {note}" for note in profile.notes]
     return "\n".join(rows)

@@ -18,6 +18,7 @@ from explorer.estimator import tapes, verdict
 from explorer.estimator.allocator import Options, Usage, run
 from explorer.estimator.replay import replay
 from explorer.estimator.rules.base import Rules
+from explorer.estimator.sources import at_peak
 from explorer.estimator.stream import PROVENANCES, Stream
 from explorer.estimator.tape import Tape
 from explorer.profile import CATEGORIES, Host, Peak, PhaseMemory, Profile, Verdict
@@ -36,14 +37,14 @@ _SURE = 0.75
 """Part of the capacity whose batch the search begins at: what is reserved beyond what is allocated, a sixth at most in the jobs looked at, has a third there."""
 
 
-def estimate(setup: Setup | Mapping[str, Any], largest: bool = True, on_progress: tapes.Progress | None = None) -> Profile:
+def estimate(setup: Setup | Mapping[str, Any], largest: bool = True, on_progress: tapes.Progress | None = None, sources: bool = False) -> Profile:
     """What memory one training step of `setup` takes. Raises BadInput for what cannot be, CouldNotRun where a tape is missing.
 
-    `largest`: also search the largest micro-batch that fits, which takes a few dozen replays.
+    `sources`: also say what the peak is made of and where each part comes from. `largest`: also search the largest micro-batch that fits, which takes a few dozen replays.
     """
     job = setup if isinstance(setup, Setup) else Setup.from_job(setup)
     work = _Work(job, on_progress)
-    return work.profile(largest_micro_batch(job, on_progress) if largest else None)
+    return work.profile(largest_micro_batch(job, on_progress) if largest else None, sources)
 
 
 def largest_micro_batch(setup: Setup, on_progress: tapes.Progress | None = None, stop: threading.Event | None = None) -> int | None:
@@ -134,9 +135,11 @@ class _Work:
     """One replay and what is read off it."""
 
     def __init__(self, setup: Setup, on_progress: tapes.Progress | None) -> None:
-        self.setup = setup
-        self.settings: Settings = resolve(setup)
         self.model: Model = find_model(setup.model)
+        self.setup = setup.replace(zero_init=False) if self.model.in_4_bit else setup
+        self.settings: Settings = resolve(self.setup)
+        if self.model.in_4_bit and self.settings.autocast is not None:
+            raise CouldNotRun("deepspeed.torch_autocast: with weights in 4 bit is not modelled; what bf16.enabled takes is less, by the fp32 weights that are not in 4 bit and their casts")
         self.card = find_card(setup.gpu) if setup.gpu else None
         self.lengths: Lengths = lengths(setup, self.model)
         self.key = tapes.key(setup, self.settings.compute, self.model, self.lengths, self.card)
@@ -160,14 +163,14 @@ class _Work:
             return Verdict(answer=None, why="no GPU card and no capacity is given"), self.unlimited
         return verdict.judge(self.stream, self.options, self.releases, self.unlimited, capacity.bytes, capacity.limited, capacity.total, capacity.outside)
 
-    def profile(self, largest: int | None) -> Profile:
+    def profile(self, largest: int | None, sources: bool = False) -> Profile:
         """The whole answer."""
         answer, limited = self.judged
         curve, runs = _timeline(self.stream, self.unlimited)
         parameters = self.tape.model_parameters(self.patches)
         return Profile(
             source="estimated",
-            parameters=sum(p.numel for p in parameters),
+            parameters=sum(p.numel for p in parameters) + self.tape.packed,
             trainable_parameters=sum(p.numel for p in parameters if p.trainable),
             peak=_peak(self.stream, self.unlimited, limited),
             steps=_steps(self.stream, self.unlimited, limited),
@@ -179,6 +182,7 @@ class _Work:
             provenance=_provenance(self.stream),
             environment={"torch": self.tape.versions.get("torch"), "transformers": self.tape.versions.get("transformers"), "deepspeed": self.setup.deepspeed_version or versions.RULES, "gpu": self.setup.gpu},
             notes=self._notes(),
+            sources=at_peak(self.stream, self.unlimited, self.rules, self.tape) if sources else (),
             timeline=curve, timeline_phases=runs,
         )
 
@@ -189,6 +193,10 @@ class _Work:
         if self.setup.lora is not None and self.settings.stage == 3 and self.settings.precision != "fp32":
             notes.append(f"LoRA's adapters are taken in {self.settings.precision}: attach them with autocast_adapter_dtype=False, or at stage 3 peft keeps them, and copies of their inputs, in fp32")
         notes.extend(versions.notes(self.setup.deepspeed_version))
+        if self.model.in_4_bit:
+            notes.append("weights in 4 bit are derived from what bitsandbytes stores and allocates, not measured; what loading and quantizing them takes is left out")
+        if self.model.in_4_bit and self.settings.stage == 3:
+            notes.append(f"stage 3 divides 4-bit weights only where bnb_4bit_quant_storage is of the model's dtype ({self.settings.precision}), and transformers builds such a model without zero.Init: both are taken so")
         if self.setup.attention == "flash_attention_2":
             notes.append("flash_attention_2 is taken as PyTorch's own flash kernel")
         host, asked = _host(self.rules, self.setup).per_node_bytes, self.setup.host_ram_gib

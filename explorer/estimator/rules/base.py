@@ -88,6 +88,8 @@ class Host:
 class Rules:
     """The moments of a step, in order. A subclass is one wrapper class of DeepSpeed; it writes events and keeps block numbers."""
 
+    source: str
+    """DeepSpeed's file with this wrapper."""
     wants_modules = False
     """Whether `enter` and `leave` are to be called (stage 3)."""
 

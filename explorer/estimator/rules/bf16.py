@@ -14,6 +14,8 @@ from explorer.estimator.stream import Writer
 class BF16(Rules):
     """Flat bf16 weights, a partition of fp32 masters, fp32 gradients of everything."""
 
+    source = "runtime/bf16_optimizer.py"
+
     def __init__(self, job: Job, writer: Writer) -> None:
         super().__init__(job, writer)
         self.groups = [Group(job, parameters) for parameters in job.groups]

@@ -17,6 +17,8 @@ ALLREDUCE_ELEMENTS = 500_000_000
 class Stage0(Rules):
     """Gradients stay whole on every rank until the step."""
 
+    source = "runtime/engine.py"
+
     def __init__(self, job: Job, writer: Writer) -> None:
         super().__init__(job, writer)
         self.trainable = tuple(i for group in job.groups for i in group)
@@ -68,6 +70,8 @@ class Stage0(Rules):
 class Stage0Fused(Stage0):
     """FP16_Optimizer: one flat 16-bit and one flat fp32 copy; its constructor runs a step on zeros to make the states."""
 
+    source = "runtime/fp16/fused_optimizer.py"
+
     def init(self) -> None:
         w, elements = self.writer, sum(self.sizes)
         blocks = self.load_model()
@@ -93,6 +97,8 @@ class Stage0Fused(Stage0):
 
 class Stage0Unfused(Stage0):
     """FP16_UnfusedOptimizer: an fp32 copy of every parameter."""
+
+    source = "runtime/fp16/unfused_optimizer.py"
 
     def init(self) -> None:
         w = self.writer

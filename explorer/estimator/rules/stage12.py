@@ -58,6 +58,8 @@ class Bucket:
 class Stage12(Rules):
     """Gradients accumulate in the model's own dtype."""
 
+    source = "runtime/zero/stage_1_and_2.py"
+
     def __init__(self, job: Job, writer: Writer) -> None:
         super().__init__(job, writer)
         s = self.settings

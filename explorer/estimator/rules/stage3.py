@@ -19,6 +19,8 @@ _NORM_CHUNK = 250_000_000
 class Stage3(Rules):
     """One parameter group, cut into sub-groups for the step."""
 
+    source = "runtime/zero/stage3.py"
+
     wants_modules = True
 
     def __init__(self, job: Job, writer: Writer) -> None:
