@@ -1,0 +1,102 @@
+"""accelerate's YAML, and the flat YAML of training tools: what they make of it (accelerate/utils/dataclasses.py, `DeepSpeedPlugin`). No torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from explorer.dsconfig.arguments import NAMES
+from explorer.dsconfig.findings import Finding
+from explorer.dsconfig.parts import Part, take_arguments
+
+_LINE = re.compile(r"[ \t]*(?:#[^\n]*|---[ \t]*|- [^\n]{0,500}|[A-Za-z_][\w.-]{0,80}:(?:[ \t][^\n]{0,500})?)?[ \t\r]*")
+_LONGEST = 1 << 16
+_ACCELERATES = {"compute_environment", "distributed_type", "deepspeed_config", "num_processes", "mixed_precision", "num_machines", "machine_rank"}
+_TOOLS = {"model_name_or_path", "base_model", "cutoff_len", "sequence_len", "max_seq_length"}
+
+
+def read_yaml(text: str) -> Iterator[Part]:
+    """A part for every run of YAML lines that is a configuration."""
+    for start, end in _runs(text):
+        keys = set(re.findall(r"^([A-Za-z_]\w*):", text[start:end], re.MULTILINE))
+        if not keys & (_ACCELERATES | _TOOLS | NAMES | {"zero_optimization"}):
+            continue
+        part = Part(form="accelerate config" if keys & _ACCELERATES else "YAML", start=start, end=end)
+        content = _loaded(text[start:end])
+        if not isinstance(content, dict):
+            part.unread.append(Finding(id="unread", key="yaml", text="looks like YAML and is not; check its indentation"))
+        else:
+            _take(part, {str(key): value for key, value in content.items()})
+        yield part
+
+
+def _runs(text: str) -> Iterator[tuple[int, int]]:
+    """Stretches of lines that could be YAML."""
+    begun, at = None, 0
+    for line in text.splitlines(keepends=True):
+        end = at + len(line)
+        if _LINE.fullmatch(line.rstrip("\n")):
+            begun = at if begun is None else begun
+        elif begun is not None:
+            yield begun, at
+            begun = None
+        at = end
+    if begun is not None:
+        yield begun, at
+
+
+def _loaded(block: str) -> Any:
+    """The YAML's value; None where it is none, is long, or has anchors, which could be made to grow without end."""
+    import yaml
+
+    if len(block) > _LONGEST or re.search(r"(?:^|[\s,:\[-])[&*]\w", block):
+        return None
+    try:
+        return next(iter(yaml.load_all(block, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))), None)
+    except (yaml.YAMLError, ValueError, RecursionError, OverflowError):
+        return None
+
+
+def _take(part: Part, content: dict[str, Any]) -> None:
+    plugin = content.pop("deepspeed_config", None)
+    if isinstance(plugin, Mapping):
+        part.deepspeed = as_config(plugin, content.get("mixed_precision"))
+        if plugin.get("deepspeed_config_file"):
+            part.deepspeed = None
+            part.told.append(Finding(id="config-file", key="deepspeed_config_file", text=f"names the file {str(plugin['deepspeed_config_file'])[:80]}; paste what is in it too"))
+        if plugin.get("zero3_init_flag") is not None:
+            part.job["zero_init"] = bool(plugin["zero3_init_flag"])
+    elif "zero_optimization" in content:
+        part.deepspeed, content = content, {}
+    processes, machines = content.pop("num_processes", None), content.pop("num_machines", 1)
+    if isinstance(processes, int) and processes > 0:
+        part.job.update(world_size=processes, gpus_per_node=max(1, processes // (machines if isinstance(machines, int) and machines > 0 else 1)))
+    if part.form == "YAML":
+        take_arguments(part, {key: _number(value) for key, value in content.items()})
+        part.unread = [f for f in part.unread if f.id != "unread"]
+
+
+def _number(value: Any) -> Any:
+    """YAML 1.1 takes 1e-5 for a text; the tools make a number of it."""
+    if isinstance(value, str) and re.fullmatch(r"[+-]?\d+\.?\d*[eE][+-]?\d{1,3}", value):
+        return float(value)
+    return value
+
+
+def as_config(plugin: Mapping[str, Any], mixed_precision: Any) -> dict[str, Any]:
+    """The DeepSpeed config that accelerate makes of its own questions."""
+    zero: dict[str, Any] = {"stage": plugin.get("zero_stage", 2)}
+    for name in ("offload_optimizer", "offload_param"):
+        device = plugin.get(f"{name}_device")
+        if device is not None:
+            path = plugin.get(f"{name}_nvme_path")
+            zero[name] = {"device": device, **({"nvme_path": path} if isinstance(path, str) and path not in ("none", "") else {})}
+    if plugin.get("zero3_save_16bit_model") is not None:
+        zero["stage3_gather_16bit_weights_on_model_save"] = plugin["zero3_save_16bit_model"]
+    config: dict[str, Any] = {"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": plugin.get("gradient_accumulation_steps", 1), "zero_optimization": zero}
+    if plugin.get("gradient_clipping") not in (None, "none"):
+        config["gradient_clipping"] = plugin["gradient_clipping"]
+    if mixed_precision in ("bf16", "fp16"):
+        config[mixed_precision] = {"enabled": True}
+    return config

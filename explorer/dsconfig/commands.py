@@ -1,0 +1,169 @@
+"""Command lines: the launcher's own options, the script's arguments, and the environment. No torch."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+from explorer.dsconfig.accelerate import as_config
+from explorer.dsconfig.findings import Finding
+from explorer.dsconfig.parts import Part, take_arguments
+
+_START = re.compile(
+    r"^[ \t]*(?:[$!%#>][ \t]*)?(?:(?:export[ \t]+|env[ \t]+|sudo[ \t]+|nohup[ \t]+)*[A-Z_][A-Z0-9_]{0,60}=[^\s;&]{0,400}[ \t;&]+){0,20}"
+    r"(?P<launcher>(?:\S{0,200}/)?(?:deepspeed|accelerate[ \t]+launch|torchrun|python[\d.]*)(?=[ \t])|--[a-z]\w|$)",
+    re.MULTILINE,
+)
+_LIST = re.compile(r"\[(?:'[^'\n]{0,300}'(?:, )?){3,200}\]")
+_VARIABLE = re.compile(r"\b([A-Z_][A-Z0-9_]{2,60})=(\"[^\"\n]{0,300}\"|'[^'\n]{0,300}'|[^\s;&]{0,300})")
+_MOST_LINES, _LONGEST = 200, 20_000
+
+
+def read_commands(text: str) -> Iterator[Part]:
+    """A part for every command, in the order of the text; a launcher's log of the command it ran counts too."""
+    end = 0
+    for match in _START.finditer(text):
+        if match.start() < end or not match[0].strip():
+            continue
+        line, end = _logical_line(text, match.start())
+        if match["launcher"] or "ALLOC_CONF" in line or "CUDA_VISIBLE_DEVICES" in line:
+            part = Part(form="command line", start=match.start(), end=end)
+            _read_command(part, line)
+            if part.launcher or part.trainer is not None or part.job or part.deepspeed:
+                yield part
+    for match in _LIST.finditer(text):
+        part = Part(form="command line", start=match.start(), end=match.end())
+        _read_words(part, ["python" if "python" in word else word for word in ast.literal_eval(match[0])])
+        if part.trainer is not None or part.job:
+            part.launcher = "deepspeed"  # only its launcher logs the list
+            part.told = [f for f in part.told if f.id != "launched-with-python"]
+            yield part
+
+
+def _logical_line(text: str, start: int) -> tuple[str, int]:
+    """A line with what continues it: after a backslash, or options on lines of their own."""
+    lines, at = [], start
+    for _ in range(_MOST_LINES):
+        end = text.find("\n", at)
+        end = len(text) if end < 0 else end
+        line = text[at:end].rstrip()
+        continued = line.endswith(("\\", "^"))
+        lines.append(line.rstrip("\\^"))
+        at = end + 1
+        if at >= len(text) or not (continued or re.match(r"[ \t]*--?[a-z]\w", text[at : at + 80])):
+            break
+    return " ".join(lines)[:_LONGEST], min(at, len(text))
+
+
+def _read_command(part: Part, line: str) -> None:
+    for name, value in _VARIABLE.findall(line):
+        _take_variable(part, name, value.strip("\"'"))
+    try:
+        words = shlex.split(line, comments=False)
+    except ValueError:  # a quote that does not close
+        words = line.split()
+    while words and (re.match(r"[A-Z_][A-Z0-9_]*=", words[0]) or words[0] in ("$", "!", "%", "#", ">", "export", "env", "sudo", "nohup")):
+        words.pop(0)
+    _read_words(part, [w.lstrip("$!") if i == 0 else w for i, w in enumerate(words)])
+
+
+def _take_variable(part: Part, name: str, value: str) -> None:
+    if name.endswith("ALLOC_CONF"):
+        options = dict(pair.split(":", 1) for pair in value.split(",") if ":" in pair)
+        chosen: dict[str, Any] = {}
+        if options.get("expandable_segments", "").strip().lower() == "true":
+            chosen["expandable_segments"] = True
+        if options.get("max_split_size_mb", "").strip().isdigit():
+            chosen["max_split_size_mb"] = int(options["max_split_size_mb"])
+        if chosen:
+            part.job["allocator"] = chosen
+    elif name == "CUDA_VISIBLE_DEVICES" and re.fullmatch(r"\d+(,\d+)*", value):
+        part.job["world_size"] = value.count(",") + 1
+
+
+def _read_words(part: Part, words: list[str]) -> None:
+    launcher = words[0].rpartition("/")[2] if words else ""
+    rest = words[1:]
+    if launcher == "accelerate":
+        rest = rest[1:]
+    elif launcher.startswith("python"):
+        launcher = "python"
+        if rest[:1] == ["-m"] and len(rest) > 1:
+            launcher = {"torch.distributed.launch": "torchrun", "torch.distributed.run": "torchrun", "deepspeed": "deepspeed", "accelerate.commands.launch": "accelerate", "deepspeed.launcher.runner": "deepspeed"}.get(rest[1], "python")
+            rest = rest[2:]
+    elif launcher.startswith("--"):
+        launcher, rest = "", words
+    part.launcher = launcher or None
+    script = next((i for i, word in enumerate(rest) if word.endswith(".py")), -1) if launcher else -1
+    own, flags = (_flags(rest[:script]), _flags(rest[script + 1 :])) if script >= 0 else ({}, _flags(rest))
+    if launcher in ("deepspeed", "torchrun", "accelerate"):
+        _take_launcher(part, {**({} if script >= 0 else flags), **own})
+        flags = {k: v for k, v in flags.items() if script >= 0 or k not in _LAUNCHERS}
+    flags.pop("local_rank", None)
+    take_arguments(part, flags)
+    part.unread = [f for f in part.unread if f.id != "unread"]  # a script may have any options
+    if launcher == "python" and (part.trainer or {}).keys() and "deepspeed" in flags:
+        part.told.append(Finding(id="launched-with-python", key="launcher", text="the script is started with plain python, which runs one process on one GPU; start it with `deepspeed` or `accelerate launch`"))
+
+
+_LAUNCHERS = {"num_gpus", "num_nodes", "include", "exclude", "hostfile", "master_port", "master_addr", "nproc_per_node", "nnodes", "node_rank", "rdzv_endpoint", "num_processes", "num_machines", "config_file", "use_deepspeed", "zero_stage", "mixed_precision", "main_process_port", "standalone"}
+
+
+def _flags(words: list[str]) -> dict[str, Any]:
+    """`--name value`, `--name=value`, `--name`; dashes in names are underscores."""
+    found: dict[str, Any] = {}
+    name = None
+    for word in words:
+        match = re.fullmatch(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", word, re.DOTALL)
+        if match:
+            name = match[1].replace("-", "_")
+            found[name] = True if match[2] is None else _word(match[2])
+        elif name is not None and found[name] is True:
+            found[name] = _word(word)
+        elif name is not None:
+            found[name] = [*(found[name] if isinstance(found[name], list) else [found[name]]), _word(word)]
+    return found
+
+
+def _word(text: str) -> Any:
+    """A value as the Trainer's parser would type it."""
+    low = text.strip().lower()
+    if low in ("true", "false", "none", "null"):
+        return {"true": True, "false": False}.get(low)
+    for kind in (int, float):
+        try:
+            if len(text) < 40 and (number := kind(text)) == number and abs(number) < 1e30:
+                return number
+        except ValueError:
+            continue
+    return text
+
+
+def _take_launcher(part: Part, own: dict[str, Any]) -> None:
+    """How many processes the launcher starts, and what accelerate is told of DeepSpeed."""
+    nodes = _count(own, "num_nodes", "nnodes", "num_machines") or 1
+    each = _count(own, "num_gpus", "nproc_per_node")
+    include = own.get("include")
+    if each is None and isinstance(include, str) and ":" in include:
+        each = include.partition("@")[0].count(",") + 1
+        nodes = include.count("@") + 1
+    everywhere = _count(own, "num_processes")
+    if each is not None:
+        part.job.update(world_size=each * nodes, gpus_per_node=max(each, 1))
+    elif everywhere is not None:
+        part.job.update(world_size=everywhere, gpus_per_node=max(1, everywhere // nodes))
+    if part.launcher == "accelerate" and "zero_stage" in own:
+        part.deepspeed = as_config(own, own.get("mixed_precision"))
+
+
+def _count(own: dict[str, Any], *names: str) -> int | None:
+    for name in names:
+        value = own.get(name)
+        if isinstance(value, str) and ":" in value:
+            value = _word(value.rpartition(":")[2])
+        if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 20:
+            return value
+    return None

@@ -1,0 +1,254 @@
+"""Read what a person pastes: DeepSpeed JSON, accelerate's YAML, TrainingArguments, a command line, a job file, in any mix with other text. No torch.
+
+Nothing is run, and no file or address that the text names is opened.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from explorer.dsconfig.accelerate import read_yaml
+from explorer.dsconfig.arguments import NAMES
+from explorer.dsconfig.coerce import coerced
+from explorer.dsconfig.commands import read_commands
+from explorer.dsconfig.findings import Finding
+from explorer.dsconfig.forgiving import MOST_TOKENS, NotAnObject, Reader
+from explorer.dsconfig.keys import ALIASES, ZERO
+from explorer.dsconfig.parts import Part, take_arguments
+from explorer.dsconfig.sections import KNOWN, REMOVED
+from explorer.dsconfig.snippets import read_calls
+from explorer.errors import BadInput, shown
+from explorer.jsonfile import LARGEST_BYTES, plain
+from explorer.setup import Setup
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pasted:
+    """What a text says of a job. `changes` are fields of a Setup; findings name keys as the text does."""
+
+    changes: Mapping[str, Any]
+    forms: tuple[str, ...] = ()
+    """What was recognised, in the order of the text: "DeepSpeed config", "TrainingArguments", ..."""
+    coercions: tuple[Finding, ...] = ()
+    """Where DeepSpeed, or JSON itself, would have stopped, and what was read."""
+    unread: tuple[Finding, ...] = ()
+    """What stands there and was not taken."""
+    launcher: str | None = None
+    """"deepspeed", "accelerate", "torchrun", "python", or None where the text does not say."""
+
+    @property
+    def understood(self) -> tuple[tuple[str, Any], ...]:
+        """(path, value) of every setting taken, such as ("deepspeed.zero_optimization.stage", 2)."""
+        return tuple(_leaves(self.changes, ""))
+
+    def onto(self, base: Setup | None) -> Setup:
+        """The base with what was pasted; without a base the text must name a model and a batch. Raises BadInput naming what is missing or cannot be."""
+        job = {} if base is None else base.to_job()
+        job.pop("schema", None)
+        changes = dict(self.changes)
+        if base is not None:
+            _make_room(job, changes)
+        return Setup.from_job({**job, **changes})
+
+
+def read(text: str) -> Pasted:
+    """What a text says of a job; empty changes where it says nothing. Raises BadInput where it is over 1 MiB or holds what no config does."""
+    if len(text) > LARGEST_BYTES:
+        raise BadInput("text", "is over 1 MiB; paste the configuration and the error only")
+    text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\u00a0", " ").replace("\ufeff", "")
+    parts: list[Part] = []
+    for find in (read_calls, _objects, read_commands, read_yaml):
+        found = list(islice(find(text), _MOST_PARTS))
+        text = _without(text, found)
+        parts += found
+    return _together(sorted(parts, key=lambda p: p.start))
+
+
+_MOST_PARTS = 50
+
+
+def _without(text: str, parts: list[Part]) -> str:
+    """The text with what was read blanked, lines kept."""
+    for part in parts:
+        text = text[: part.start] + re.sub(r"[^\n]", " ", text[part.start : part.end]) + text[part.end :]
+    return text
+
+
+# --- JSON
+
+def _objects(text: str) -> Iterator[Part]:
+    """A part for every object that is a configuration; one without its outer braces counts too."""
+    reader = Reader(text)
+    at, found = text.find("{"), False
+    while at >= 0 and reader.tokens <= MOST_TOKENS:
+        part = _object(reader, at)
+        found = found or part is not None
+        if part is not None:
+            yield part
+        at = text.find("{", part.end if part else at + 1)
+    start = text.find('"zero_optimization"')
+    if not found and start >= 0:
+        naked = Reader("{" + text[start:])
+        part = _object(naked, 0)
+        if part is not None:
+            part.start, part.end = start, min(len(text), start + part.end)
+            yield part
+
+
+def _object(reader: Reader, at: int) -> Part | None:
+    try:
+        value = reader.read(at)
+    except NotAnObject:
+        return None
+    part = Part(form=_form(value), start=at, end=max(at + 1, reader.at))
+    if not part.form:
+        return None
+    part.told = [Finding(id="not-json", key=f"line {slip.line}", text=slip.text) for slip in reader.slips]
+    _take_object(part, value)
+    return part
+
+
+_MARKS = {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_clipping", "zero_allow_untested_optimizer", "wall_clock_breakdown", "steps_per_print", "activation_checkpointing"}
+
+
+def _form(value: dict[str, Any]) -> str:
+    keys = set(value)
+    if "model" in keys and "micro_batch" in keys:
+        return "job file"
+    if isinstance(value.get("model_type"), str):
+        return "model config"
+    if keys & _MARKS or any(isinstance(value.get(name), dict) and keys & (KNOWN | REMOVED.keys()) for name in ("fp16", "bf16", "bfloat16", "optimizer", "scheduler", "amp")):
+        return "DeepSpeed config"
+    if keys & (NAMES - KNOWN):
+        return "TrainingArguments"
+    if "stage" in keys and keys <= ZERO.keys() | ALIASES.keys() | {"cpu_offload_params"}:
+        return "zero_optimization"
+    return ""
+
+
+def _take_object(part: Part, value: dict[str, Any]) -> None:
+    match part.form:
+        case "job file":
+            part.job = {k: v for k, v in value.items() if k not in ("deepspeed", "trainer", "schema")}
+            part.deepspeed = value.get("deepspeed") if isinstance(value.get("deepspeed"), dict) else None
+            part.trainer = value.get("trainer") if isinstance(value.get("trainer"), dict) else None
+        case "model config":
+            part.job = {"model": value}
+        case "TrainingArguments":
+            part.trainer = {}
+            take_arguments(part, value)
+        case "zero_optimization":
+            part.form, part.deepspeed = "DeepSpeed config", {"zero_optimization": value}
+        case _:
+            part.deepspeed = value
+
+
+# --- all together
+
+_DEFAULT_BATCH = 8
+"""per_device_train_batch_size where TrainingArguments leave it out (transformers/training_args.py)."""
+
+
+def _together(parts: list[Part]) -> Pasted:
+    """Later pieces add to earlier ones, and win where they differ; a model's own line wins over its tokenizer's."""
+    changes: dict[str, Any] = {}
+    for part in sorted(parts, key=lambda p: p.form != "Python beside the model"):
+        changes.update(part.job)
+    told = [f for p in parts for f in p.told]
+    given = [p.deepspeed for p in parts if p.deepspeed is not None]
+    if given:
+        changes["deepspeed"], more = coerced(plain(_merged(given, told), "deepspeed"))
+        told += more
+    trainers = [p.trainer for p in parts if p.trainer is not None]
+    if trainers:
+        changes["trainer"] = plain({k: v for trainer in trainers for k, v in trainer.items() if v is not None}, "trainer")
+    elif any(p.deepspeed is not None and p.form == "DeepSpeed config" for p in parts) and _has_auto(changes["deepspeed"]):
+        changes["trainer"] = {}
+        told.append(Finding(id="trainer-assumed", key="trainer", text="\"auto\" is the Hugging Face Trainer's to fill: its defaults are taken, since no TrainingArguments were pasted"))
+    _find_batch(changes, any(p.form == "TrainingArguments" for p in parts), told)
+    _from_arguments(changes)
+    launcher = next((p.launcher for p in reversed(parts) if p.launcher), None)
+    forms = tuple(dict.fromkeys(p.form for p in parts if p.form != "Python beside the model"))
+    return Pasted(changes=changes, forms=forms, coercions=tuple(told), unread=tuple(f for p in parts for f in p.unread), launcher=launcher)
+
+
+def _merged(configs: list[dict[str, Any]], told: list[Finding]) -> dict[str, Any]:
+    if len(configs) > 1:
+        told.append(Finding(id="several-configs", key="deepspeed", text=f"{len(configs)} DeepSpeed configs were pasted; the last one is read"))
+    return configs[-1]
+
+
+def _has_auto(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(_has_auto(v) for v in value.values())
+    return value == "auto"
+
+
+def _find_batch(changes: dict[str, Any], arguments: bool, told: list[Finding]) -> None:
+    """Samples per GPU: the Trainer's, the config's, or the config's total over GPUs and accumulation."""
+    config, trainer = changes.get("deepspeed", {}), changes.get("trainer") or {}
+    total, steps, gpus = config.get("train_batch_size"), config.get("gradient_accumulation_steps", trainer.get("gradient_accumulation_steps", 1)), changes.get("world_size", 1)
+    for value in (trainer.get("per_device_train_batch_size"), config.get("train_micro_batch_size_per_gpu")):
+        if _is_count(value):
+            changes["micro_batch"] = value
+            return
+    if "micro_batch" in changes:
+        return
+    if _is_count(total) and _is_count(gpus) and not arguments:
+        steps = steps if _is_count(steps) else 1
+        if total % (steps * gpus) == 0:
+            changes["micro_batch"] = total // (steps * gpus)
+    elif arguments:
+        changes["micro_batch"] = _DEFAULT_BATCH
+        told.append(Finding(id="batch-default", key="per_device_train_batch_size", text=f"is not given: the Trainer's default of {_DEFAULT_BATCH} is taken"))
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _from_arguments(changes: dict[str, Any]) -> None:
+    """What the Trainer's arguments say of the model's run."""
+    trainer = changes.get("trainer")
+    if not isinstance(trainer, dict):
+        return
+    if trainer.get("gradient_checkpointing") is True:
+        keywords = trainer.get("gradient_checkpointing_kwargs")
+        changes["gradient_checkpointing"] = dict(keywords) if isinstance(keywords, Mapping) else True
+    if trainer.get("use_cache") is True:
+        changes["use_cache"] = True
+
+
+def _make_room(job: dict[str, Any], changes: dict[str, Any]) -> None:
+    """Take out of the base what belongs to what was replaced."""
+    if "model" in changes and changes["model"] != job.get("model"):
+        for name in ("sequence", "target_sequence", "image_size", "lora"):
+            job[name] = None
+        job["trainable"] = ["*"]
+    if "trainer" in changes and changes["trainer"]:
+        job.update(gradient_checkpointing=changes["trainer"].get("gradient_checkpointing", False) is True, use_cache=False)
+    if "deepspeed" not in changes and "micro_batch" in changes:
+        job["deepspeed"] = {k: v for k, v in (job.get("deepspeed") or {}).items() if k not in ("train_micro_batch_size_per_gpu", "train_batch_size")}
+    if "deepspeed" in changes and "trainer" not in changes:
+        job["trainer"] = None
+    if isinstance(job.get("trainer"), dict) and "micro_batch" in changes and "trainer" not in changes:
+        job["trainer"].pop("per_device_train_batch_size", None)
+    if "world_size" in changes and job.get("rank", 0) >= changes["world_size"]:
+        job["rank"] = 0
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from _leaves(inner, f"{path}.{key}" if path else key)
+    elif path:
+        yield path, value
+
+
+def describe(pasted: Pasted) -> list[str]:
+    """One line for every setting taken, as a person would read it."""
+    return [f"{path} = {shown(value)}" for path, value in pasted.understood]
