@@ -62,6 +62,11 @@ def place(events: Sequence[Event], marks: Sequence[Mark]) -> list[Event]:
     return kept
 
 
+def requested_peak(events: Sequence[Event]) -> int:
+    """The most bytes requested at any moment, the marks' own blocks included."""
+    return int(np.cumsum(np.array([event.size for event in events], dtype=np.int64)).max(initial=0))
+
+
 @dataclass(slots=True)
 class Blocks:
     """Columns by block: first and last event (the last is len(events) where it was never freed), requested bytes, category."""

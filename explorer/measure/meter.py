@@ -160,6 +160,9 @@ class Meter:
     def build_device(self) -> str:
         return self.device
 
+    def requested_peak(self) -> int | None:
+        return None
+
     def outside_bytes(self) -> int:
         return 0
 

@@ -18,7 +18,7 @@ class CudaMeter(Meter):
 
     def __init__(self) -> None:
         super().__init__()
-        self.peak = self.reserved = 0
+        self.peak = self.reserved = self.requested = 0
         self.snapshot: Any = None
 
     def total_bytes(self) -> int:
@@ -88,6 +88,7 @@ class CudaMeter(Meter):
         stats = torch.cuda.memory_stats()
         self.peak = max(self.peak, stats["allocated_bytes.all.peak"])
         self.reserved = max(self.reserved, stats["reserved_bytes.all.peak"])
+        self.requested = max(self.requested, stats["requested_bytes.all.peak"])
 
     def _mark_block(self, n_bytes: int) -> None:
         import torch
@@ -104,6 +105,10 @@ class CudaMeter(Meter):
         torch.cuda.synchronize()
         self._gather_peaks()
         return Reading(torch.cuda.memory_allocated(), self.peak, self.reserved, first_mark, 0)
+
+    def requested_peak(self) -> int:
+        """The most that was ever requested, as PyTorch counts it."""
+        return self.requested
 
     def outside_bytes(self) -> int:
         """What the device is used for beyond what PyTorch reserved, other processes' memory included; 0 where others run too."""

@@ -140,9 +140,7 @@ class Run:
             # A store inside the process: nothing listens on a port.
             dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
         else:  # on the CPU for one rank too: gloo's threads let go of tensors where the profiler does not look
-            from torch.testing._internal.distributed.fake_pg import FakeStore
-
-            dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
+            stand_in(rank, world)
         if world > 1:
             _patch_for_one_rank()
             self.notes.append(f"one process stands in for rank {rank} of {world}: collectives do nothing, NCCL's own memory is not included")
@@ -309,6 +307,14 @@ def _same(one: StepReading, other: StepReading) -> bool:
 def out_of_memory(error: Exception) -> bool:
     """Whether PyTorch ran out of GPU memory."""
     return type(error).__name__ == "OutOfMemoryError" or bool(re.search(r"CUDA out of memory", str(error)))
+
+
+def stand_in(rank: int, world: int) -> None:
+    """A process group in which this process is rank `rank` of `world` and no other exists."""
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
 
 
 def _patch_for_one_rank() -> None:

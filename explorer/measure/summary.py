@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -22,7 +23,8 @@ _UNITS = {"bytes": 1, "B": 1, "KiB": KiB, "MiB": MiB, "GiB": GiB}
 def summarize(work: Any) -> Profile:
     """The Profile of a finished (or interrupted) `step.Run`."""
     meter = work.meter
-    events = history.place(meter.events(), meter.marks)
+    everything = meter.events()
+    events = history.place(everything, meter.marks)
     found = history.blocks(events)
     compute = int(np.bincount(found.stream - found.stream.min()).argmax() + found.stream.min()) if len(found.stream) else 0
     sides = {int(s) for s in np.unique(found.stream)} - {compute} if work.settings.stage == 3 and work.settings.world_size > 1 else set()
@@ -31,7 +33,8 @@ def summarize(work: Any) -> Profile:
     if meter.device == "cpu":
         sizes = _device_only(found, sizes)
     summary = _Summary(work, found, sizes, meter.marks, len(events))
-    return summary.profile()
+    counted = meter.requested_peak()
+    return replace(summary.profile(), requested_peak=None if counted is None else (counted, history.requested_peak(everything)))
 
 
 def _cut_short(work: Any, found: Blocks, n_events: int) -> int | None:
