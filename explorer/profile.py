@@ -78,6 +78,19 @@ class Verdict:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """Bytes alive at the allocated peak that one maker accounts for."""
+
+    category: Category
+    name: str
+    """A DeepSpeed buffer's name, or a module's, with "*" for the number of a layer."""
+    n_bytes: int
+    provenance: str
+    origin: str
+    """DeepSpeed's file and function, or what was traced or assumed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Profile:
     """What memory did in one job, and where the numbers come from."""
 
@@ -106,6 +119,8 @@ class Profile:
     """(phase, bytes moved before it), each run of a phase in order."""
     requested_peak: tuple[int, int] | None = None
     """The most bytes requested at any moment of a probe on CUDA: as PyTorch counted them, and as its allocator's history adds up."""
+    sources: tuple[Source, ...] = ()
+    """What the allocated peak is made of, where an estimate was asked for it; in the JSON answer only then."""
 
     def phase(self, step: str, phase: str) -> PhaseMemory | None:
         """That phase of that step, or None where the run did not reach it."""
@@ -130,6 +145,7 @@ class Profile:
             "measured_on": self.measured_on,
             "environment": dict(self.environment),
             "notes": list(self.notes),
+            **({"sources": [{name: getattr(s, name) for name in Source.__slots__} for s in self.sources]} if self.sources else {}),
         }
 
     def to_record(self) -> dict[str, Any]:
@@ -158,6 +174,7 @@ class Profile:
             timeline=tuple((int(x), int(y)) for x, y in data.get("timeline", ())),
             timeline_phases=tuple((str(phase), int(x)) for phase, x in data.get("timeline_phases", ())),
             requested_peak=tuple(data["requested_peak"]) if data.get("requested_peak") else None,
+            sources=tuple(Source(**s) for s in data.get("sources", ())),
         )
 
 
