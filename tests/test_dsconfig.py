@@ -401,6 +401,8 @@ STRICTER: dict[str, tuple[dict, str]] = {
     "autocast to fp32": (on("torch_autocast", dtype="fp32"), "torch warns, and casts nothing"),
     "autocast to nothing": (on("torch_autocast"), "DeepSpeed has no default, and its buffers then have no type"),
     "autocast by a text": ({"torch_autocast": {"enabled": "false", "dtype": "bf16"}}, "any text is true"),
+    "a schedule without parameters": ({"scheduler": {"type": "WarmupLR"}}, "the engine unpacks null later"),
+    "no such schedule": ({"scheduler": {"type": "WarmupLRR"}}, "the engine looks for it later"),
     "clipping null": ({"gradient_clipping": None}, "the first step fails on None > 0"),
     "clipping as text": ({"gradient_clipping": "1"}, "the first step fails on '1' > 0"),
     "a list of timers": ({"timers": []}, "it only asks whether \"throughput\" is in it"),
@@ -470,6 +472,14 @@ def test_the_sections_are_deepspeeds_own():
         assert set(keys) == set(model.model_fields)
     assert set(sections.REMOVED) == set(top._REMOVED_TOP_LEVEL_CONFIG_KEYS)
     assert set(sections.REMOVED_ZERO) == set(top._REMOVED_ZERO_CONFIG_KEYS)
+
+
+def test_schedules_are_deepspeeds_and_torchs():
+    schedules = pytest.importorskip("deepspeed.runtime.lr_schedules")
+    import torch
+
+    torchs = {name for name, made in vars(torch.optim.lr_scheduler).items() if isinstance(made, type) and issubclass(made, torch.optim.lr_scheduler.LRScheduler) and not name.startswith("_")} - {"LRScheduler"}
+    assert set(sections.SCHEDULES) == {*schedules.VALID_LR_SCHEDULES, *torchs}
 
 
 def test_every_key_deepspeed_asks_for_is_known():
@@ -578,8 +588,8 @@ def test_stage_3_keys_at_stage_2_are_told(key):
     assert (found.id, found.key) == ("stage3-key-ignored", f"zero_optimization.{key}")
 
 
-def test_gpus_that_share_a_model_see_the_same_samples():
-    s = settings({"tensor_parallel": {"autotp_size": 2}, "train_batch_size": 32}, world_size=8)
+def test_gpus_that_share_a_sequence_see_the_same_samples():
+    s = settings({"sequence_parallel_size": 2, "train_batch_size": 32}, world_size=8)
     assert (s.gradient_accumulation_steps, s.config["train_batch_size"]) == (2, 32)
 
 

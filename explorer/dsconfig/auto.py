@@ -73,11 +73,10 @@ def _fill_batch(config: dict[str, Any], setup: Setup, trainer: Mapping[str, Any]
 
 
 def _data_parallel_ranks(config: Mapping[str, Any], setup: Setup) -> int:
-    """GPUs that see samples of their own: those that share a model or a sequence see the same ones (runtime/config.py, `DeepSpeedConfig.__init__`)."""
-    split = (config.get("tensor_parallel") or {}).get("autotp_size", 0)
-    together = config.get("sequence_parallel_size", 1) * (1 if split == "auto" else max(1, int(split)))
+    """GPUs that DeepSpeed counts with samples of their own: those that share a sequence see the same ones (runtime/config.py, `DeepSpeedConfig.__init__`)."""
+    together = config.get("sequence_parallel_size", 1)
     if setup.world_size % together:
-        raise BadInput("world_size", f"is {setup.world_size}, which the {together} GPUs that share one model or sequence (tensor_parallel.autotp_size, sequence_parallel_size) do not divide; give a multiple of {together}")
+        raise BadInput("world_size", f"is {setup.world_size}, which is no multiple of deepspeed.sequence_parallel_size, {together}; give a multiple of it")
     return setup.world_size // together
 
 

@@ -58,10 +58,17 @@ _MAY_BE_NULL = ("bf16", "aio", "expert_parallel")
 _SCALARS = (
     "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "managed_gradient_accumulation", "steps_per_print", "dump_state", "disable_python_gc", "disable_allgather",
     "communication_data_type", "seq_parallel_communication_data_type", "prescale_gradients", "gradient_predivide_factor", "gradient_allreduce_op", "gradient_clipping", "zero_allow_untested_optimizer",
-    "zero_force_ds_cpu_optimizer", "wall_clock_breakdown", "memory_breakdown", "use_data_before_expert_parallelism", "dataloader_drop_last", "log_level", "datastates_ckpt", "vocabulary_size", "sequence_parallel_size", "allgather_size",
+    "zero_force_ds_cpu_optimizer", "wall_clock_breakdown", "memory_breakdown", "use_data_before_expert_parallelism", "dataloader_drop_last", "log_level", "datastates_ckpt", "vocabulary_size", "sequence_parallel_size", "data_parallel_size", "allgather_size",
 )
 KNOWN = frozenset((*SECTIONS, *_READ_FREELY, *_SCALARS, "zero_optimization", "bfloat16"))
 """Every key at the top that DeepSpeed reads."""
+
+SCHEDULES = (
+    "LRRangeTest", "OneCycle", "WarmupLR", "WarmupDecayLR", "WarmupCosineLR",
+    "LambdaLR", "MultiplicativeLR", "StepLR", "MultiStepLR", "ConstantLR", "LinearLR", "ExponentialLR", "SequentialLR", "PolynomialLR", "CosineAnnealingLR", "ChainedScheduler", "ReduceLROnPlateau", "CyclicLR",
+    "CosineAnnealingWarmRestarts", "OneCycleLR",
+)
+"""DeepSpeed's own (runtime/lr_schedules.py), then torch's."""
 
 REMOVED = {
     "amp": "take fp16, bf16 or torch_autocast instead", "sparse_gradients": "take it out; an embedding made with sparse=True needs no key", "elasticity": "set the batch keys instead",
@@ -144,6 +151,12 @@ def _check_free(config: Mapping[str, Any]) -> None:
     kept = config.get("data_types", {}).get("keep_in_fp32_modules", "auto")
     if kept != "auto" and not (isinstance(kept, list) and all(isinstance(name, str) for name in kept)):
         raise BadInput("deepspeed.data_types.keep_in_fp32_modules", f"is {shown(kept)}; give \"auto\" or a list of name patterns")
+    schedule = config.get("scheduler", {}).get("type")
+    if schedule is not None and schedule not in SCHEDULES:
+        raise BadInput("deepspeed.scheduler.type", f"is {shown(schedule)}, which neither DeepSpeed nor torch has{nearest(schedule, SCHEDULES) or '; choose WarmupLR, say'}")
+    parameters = config.get("scheduler", {}).get("params")
+    if schedule is not None and not isinstance(parameters, Mapping):
+        raise BadInput("deepspeed.scheduler.params", f"is {shown(parameters)}; give an object, {{}} for the schedule's defaults")
     write = config.get("checkpoint", {}).get("parallel_write", {})
     if not isinstance(write, Mapping) or write.get("pipeline_stage", False) not in (True, False):
         raise BadInput("deepspeed.checkpoint.parallel_write", f"is {shown(write)}; give {{\"pipeline_stage\": true}} or false there, or leave it out")
