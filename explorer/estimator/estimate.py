@@ -20,7 +20,7 @@ from explorer.estimator.replay import replay
 from explorer.estimator.rules.base import Rules
 from explorer.estimator.sources import at_peak
 from explorer.estimator.stream import PROVENANCES, Stream
-from explorer.estimator.tape import Tape
+from explorer.estimator.tape import Parameter, Tape
 from explorer.profile import CATEGORIES, Host, Peak, PhaseMemory, Profile, Verdict
 from explorer.setup import Setup
 from explorer.units import GiB, MiB, human
@@ -61,7 +61,7 @@ def largest_micro_batch(setup: Setup, on_progress: tapes.Progress | None = None,
     def work(micro_batch: int) -> _Work:
         if stop is not None and stop.is_set():
             raise CouldNotRun("the search for the largest micro-batch was stopped")
-        return _Work(_with_micro_batch(setup, micro_batch), on_progress)
+        return _Work(with_micro_batch(setup, micro_batch), on_progress)
 
     @cache
     def allocated(micro_batch: int) -> int:
@@ -97,12 +97,27 @@ def _last(holds: Callable[[int], bool], low: int, high: int) -> int:
     return low
 
 
-def _with_micro_batch(setup: Setup, micro_batch: int) -> Setup:
+def with_micro_batch(setup: Setup, micro_batch: int) -> Setup:
     """The same job with another micro-batch; batch keys of the DeepSpeed config follow it."""
     config = {k: v for k, v in setup.deepspeed.items() if k not in ("train_micro_batch_size_per_gpu", "train_batch_size")}
     config["gradient_accumulation_steps"] = resolve(setup).gradient_accumulation_steps
     trainer = None if setup.trainer is None else {k: v for k, v in setup.trainer.items() if k != "per_device_train_batch_size"}
     return setup.replace(micro_batch=micro_batch, deepspeed=config, trainer=trainer)
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """One job's events, and what PyTorch's allocator makes of them without a limit."""
+
+    stream: Stream
+    usage: Usage
+    parameters: tuple[Parameter, ...]
+
+
+def events(setup: Setup, on_progress: tapes.Progress | None = None) -> Events:
+    """The events behind `estimate(setup)`, for whoever asks which of them a request was. Raises as `estimate` does."""
+    work = _Work(setup, on_progress)
+    return Events(work.stream, work.unlimited, work.tape.model_parameters(work.patches))
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ def judge(stream: Stream, options: Options, releases: frozenset[int], unlimited:
 def describe(failure: OutOfMemory, stream: Stream, capacity: int, limited: bool, total: int, outside: int) -> Failure:
     """Where the request stands, and the text PyTorch would print for it."""
     mark = phase_at(stream.marks, failure.position)
-    asked = _segment(failure.requested)
+    asked = device_request(failure.requested)
     cached = failure.reserved - failure.allocated
     free = max(0, total - outside - failure.reserved)
     allowed = f"{pytorch_size(capacity)} allowed; " if limited else ""
@@ -65,7 +65,7 @@ def phase_at(marks: tuple[Mark, ...], position: int) -> Mark:
     return next((m for m in marks if m.start <= position < m.end), marks[-1])
 
 
-def _segment(size: int) -> int:
+def device_request(size: int) -> int:
     """What PyTorch asks the device for, which is what its text prints."""
     if size <= SMALL:
         return SMALL_SEGMENT
