@@ -505,6 +505,17 @@ def test_an_unknown_key_at_the_top_is_told_with_the_nearest():
     assert 'did you mean "gradient_accumulation_steps"?' in found.text
 
 
+def test_the_precision_that_the_trainer_sets_needs_no_word_on_the_other():
+    both = {"fp16": {"enabled": "auto"}, "bf16": {"enabled": "auto"}, **zero(stage=2)}
+    assert not any("taken as off" in note for note in settings(both, trainer={"bf16": True}).notes)
+    assert sum("taken as off" in note for note in settings(both, trainer={}).notes) == 2
+
+
+def test_a_key_that_belongs_deeper_is_told_where():
+    (found,) = settings({"stage3_max_live_parameters": 1, "optimizer": {"type": "AdamW"}}).findings
+    assert found.key == "stage3_max_live_parameters" and "belongs in zero_optimization" in found.text
+
+
 def test_many_unknown_keys_are_told_in_a_few_words():
     import time
 
@@ -560,6 +571,7 @@ def test_what_is_not_followed_is_told_with_its_bound(key):
 
 
 QUIET = {
+    "comments": {"_comment": "x", "//": "y", "#": "z"},
     "off by a text": {"hybrid_engine": {"enabled": "off"}, "compile": {"deepcompile": "False"}, "bf16": {"bf16_optimizer_states": "no"}},
     "off": {"hybrid_engine": {"enabled": False}, "tensor_parallel": {"autotp_size": 1}, "compile": {"deepcompile": False}, "expert_parallel": {"enabled": False}, "data_efficiency": {"enabled": False}},
     "at its default": zero(stage=3, zero_hpz_partition_size=1, memory_efficient_linear=True, offload_optimizer={"device": "cpu", "ratio": 1.0}),
@@ -582,7 +594,7 @@ def test_what_people_expect_to_save_memory_and_does_nothing(key):
     assert found.key == key and "does nothing" in found.text
 
 
-@pytest.mark.parametrize("key", ["sub_group_size", "zero_hpz_partition_size", "zero_quantized_weights", "stage3_max_live_parameters"])
+@pytest.mark.parametrize("key", ["sub_group_size", "zero_hpz_partition_size", "zero_quantized_weights", "stage3_max_live_parameters", "max_live_parameters"])
 def test_stage_3_keys_at_stage_2_are_told(key):
     (found,) = settings(zero(stage=2, **{key: 2 if "size" in key or "max" in key else True})).findings
     assert (found.id, found.key) == ("stage3-key-ignored", f"zero_optimization.{key}")

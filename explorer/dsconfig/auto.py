@@ -96,7 +96,7 @@ def _fill_precision(config: dict[str, Any], setup: Setup, notes: list[str]) -> N
             config[name] = {"enabled": True}
         elif isinstance(section, dict) and section.get("enabled") == "auto":
             section["enabled"] = asked
-            if not said:
+            if not said and not any(trainer.get(key) for key in ("fp16", "bf16")):
                 notes.append(f"{name}.enabled is \"auto\" and no trainer part sets {name}: taken as off")
         elif isinstance(section, dict) and setup.trainer is not None and "enabled" in section:
             enabled = read_bool(section["enabled"], f"deepspeed.{name}.enabled")

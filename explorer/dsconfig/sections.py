@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from explorer.dsconfig.findings import Finding
-from explorer.dsconfig.keys import Key, read_bool, read_section
+from explorer.dsconfig.keys import ALIASES, ZERO, Key, read_bool, read_section
 from explorer.errors import BadInput, nearest, one_line, shown
 
 _OFF, _ON = Key("bool", False), Key("bool", True)
@@ -84,7 +84,7 @@ def check(config: Mapping[str, Any], findings: list[Finding]) -> None:
     for key in config:
         if key in REMOVED:
             raise BadInput(f"deepspeed.{key}", f"was removed from DeepSpeed, and 0.19.8 refuses it; {REMOVED[key]}")
-    findings.extend(_unknown([key for key in config if key not in KNOWN]))
+    findings.extend(_unknown([key for key in config if key not in KNOWN and not key.startswith(("_", "//", "#"))]))  # those are people's comments
     for name in (*SECTIONS, *_READ_FREELY):
         if name in config and not isinstance(config[name], Mapping) and not (config[name] is None and name in _MAY_BE_NULL):
             raise BadInput(f"deepspeed.{name}", f"is {shown(config[name])}; give an object{_EXAMPLES.get(name, '')}, or leave it out")
@@ -101,7 +101,11 @@ _MOST_TOLD = 20
 
 def _unknown(keys: list[str]) -> list[Finding]:
     """What is said of keys that DeepSpeed ignores, few enough to be read."""
-    told = [Finding(id="unknown-key", key=one_line(key, 80), text=f"is not a key that DeepSpeed knows, and it is ignored{nearest(key, KNOWN)}") for key in keys[:_MOST_TOLD]]
+    inside = {*ZERO, *ALIASES}
+    told = [
+        Finding(id="unknown-key", key=one_line(key, 80), text="does nothing at the top of the config; it belongs in zero_optimization" if key in inside else f"is not a key that DeepSpeed knows, and it is ignored{nearest(key, KNOWN)}")
+        for key in keys[:_MOST_TOLD]
+    ]
     more = len(keys) - len(told)
     return told + ([Finding(id="unknown-key", key="deepspeed", text=f"has {more} more keys that DeepSpeed does not know")] if more else [])
 

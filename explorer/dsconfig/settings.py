@@ -16,7 +16,7 @@ from explorer.dsconfig.auto import fill_auto
 from explorer.dsconfig.beyond import STAGE3_ONLY, not_followed
 from explorer.dsconfig.findings import Finding
 from explorer.dsconfig.hardware import check_card
-from explorer.dsconfig.keys import OFFLOAD_OPTIMIZER, OFFLOAD_PARAM, ZERO, read_bool, read_section
+from explorer.dsconfig.keys import ALIASES, OFFLOAD_OPTIMIZER, OFFLOAD_PARAM, ZERO, read_bool, read_section
 from explorer.dsconfig.optimizers import Optimizer, choose
 from explorer.dsconfig.refused import check_combinations, check_removed
 from explorer.errors import BadInput, shown
@@ -245,7 +245,7 @@ def _offload(section: Mapping[str, Any]) -> Offload | None:
 
 def _ignored(config: Mapping[str, Any], stage: int, findings: list[Finding]) -> None:
     for key in config["zero_optimization"]:
-        if stage != 3 and (key.startswith("stage3_") or key in STAGE3_ONLY):
+        if stage != 3 and (key.startswith("stage3_") or key in STAGE3_ONLY or key in ALIASES):
             findings.append(Finding(id="stage3-key-ignored", key=f"zero_optimization.{key}", text=f"has no effect at stage {stage}"))
         if key in ("allgather_bucket_size", "allgather_partitions"):
             findings.append(Finding(id="allgather-key-ignored", key=f"zero_optimization.{key}", text="no longer changes memory: DeepSpeed gathers into the flat parameter buffer in place"))
