@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from explorer.errors import BadInput, missing_extra
+from explorer.errors import BadInput, missing_extra, reason
 
 _OTHER_STARTS = ("gaussian", "eva", "olora", "pissa", "corda", "loftq", "orthogonal", "lora_ga")
 """Ways to choose an adapter's first numbers. They want real weights or data, and memory in training is the same."""
@@ -32,7 +32,7 @@ def attach(model: Any, lora: Mapping[str, Any], *, device: str, dtype: Any) -> A
     except (ValueError, TypeError, KeyError, AttributeError, NotImplementedError, ImportError, ZeroDivisionError) as error:
         if isinstance(error, BadInput):
             raise
-        raise BadInput("lora", f"peft refuses it: {_one_line(error)}") from None
+        raise BadInput("lora", f"peft refuses it: {reason(error)}") from None
     trained = [p for p in adapted.parameters() if p.requires_grad]
     if not trained:
         raise BadInput("lora", "leaves nothing to train; take inference_mode out")
@@ -52,7 +52,3 @@ def _config(lora: Mapping[str, Any], config_class: Any) -> Any:
     if str(given.get("init_lora_weights")).lower().startswith(_OTHER_STARTS):
         del given["init_lora_weights"]
     return config_class(**given)
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__

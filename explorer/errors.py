@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -48,3 +49,12 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """`; did you mean "…"?` for a slip of the pen, nothing where no name is near."""
     near = difflib.get_close_matches(str(word)[:100], list(known), 1, 0.6)
     return f"; did you mean {shown(near[0])}?" if near else ""
+
+
+def reason(error: BaseException, most: int = 300) -> str:
+    """What another library's error says, without the types that it tried in turn (pydantic's and transformers' validation errors)."""
+    text = str(error) or type(error).__name__
+    if isinstance(error, KeyError):  # whose text is the bare key
+        text = f"{type(error).__name__}: {text}"
+    text = re.sub(r"^(Class v|V)alidation error for \w+ '\w+': \w+: ", "", text.partition(" Errors: ")[0])
+    return one_line(re.sub(r"<class '(\w+)'>", r"\1", text), most)

@@ -307,3 +307,14 @@ def test_activations_and_ropes_are_transformers_own():
 
     assert set(activations.ACT2FN) == checks.ACTIVATIONS
     assert set(ropes.ROPE_INIT_FUNCTIONS) <= checks.ROPES
+
+
+def test_what_transformers_refuses_is_told_without_the_types_it_tried():
+    configuration = pytest.importorskip("transformers")
+    from explorer.errors import reason
+
+    for change, words in (({"pad_token_id": [1]}, "doesn't match any type in (int, NoneType)"), ({"rms_norm_eps": "x"}, "Field 'rms_norm_eps' expected float, got str")):
+        with pytest.raises(Exception) as caught:  # of huggingface_hub's own kind
+            configuration.AutoConfig.for_model(**{**LLAMA, **change})
+        assert words in reason(caught.value) and "Errors:" not in reason(caught.value) and len(reason(caught.value)) < 200
+    assert reason(KeyError("zzz")) == "KeyError: 'zzz'" and reason(ValueError()) == "ValueError"
