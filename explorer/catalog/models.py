@@ -69,6 +69,11 @@ class Model:
     """Digest of class and config: what tapes are filed under."""
     source: Source
 
+    @property
+    def in_4_bit(self) -> bool:
+        """Whether the config asks for linear layers' weights in 4 bit."""
+        return self.config.get("quantization_config") is not None
+
 
 @lru_cache(maxsize=1)
 def models() -> tuple[Model, ...]:

@@ -164,6 +164,8 @@ class _Recording:
         """The fields of a Tape that tell of modules and parameters: of the whole model."""
         import torch
 
+        from explorer.quantized import packed_away
+
         has_patches = "image_size" in self.model.axes
         unit = (self.model.token_side or 1) ** 2
         model = self._full(4 * unit if has_patches else 0)
@@ -184,6 +186,7 @@ class _Recording:
             "sent_in_16_bit": _sent_in_16_bit(modules, index) if self.key.dtype in AUTOCAST else (),
             "linear_weights": _indices((m.weight for m in modules if isinstance(m, torch.nn.Linear)), index),
             "saved_as_views": _transposed_experts(modules, index),
+            "packed": packed_away(model) if self.model.in_4_bit else 0,
         }
 
 

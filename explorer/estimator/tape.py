@@ -136,6 +136,8 @@ class Tape:
     window: int | None = None
     sent_in_16_bit: tuple[int, ...] = ()
     """Under autocast: the parameters of linear and convolution layers (deepspeed/runtime/torch_autocast.py, `LOWER_PRECISION_SAFE_MODULES`)."""
+    packed: int = 0
+    """Elements of 4-bit weights beyond those of `parameters`, which count what they are kept in."""
     linear_weights: tuple[int, ...] = ()
     """Parameters of which torch.nn.functional.linear saves a transposed view, unless DeepSpeed's own stands in for it."""
     saved_as_views: tuple[int, ...] = ()
@@ -193,6 +195,7 @@ class Tape:
             "batch": list(self.batch),
             "window": self.window,
             "sent_in_16_bit": list(self.sent_in_16_bit),
+            "packed": self.packed,
             "linear_weights": list(self.linear_weights),
             "saved_as_views": list(self.saved_as_views),
         }
@@ -219,6 +222,7 @@ class Tape:
             batch=tuple(data["batch"]),
             window=data.get("window"),
             sent_in_16_bit=tuple(data.get("sent_in_16_bit", ())),
+            packed=data.get("packed", 0),
             linear_weights=tuple(data.get("linear_weights", ())),
             saved_as_views=tuple(data.get("saved_as_views", ())),
         )
