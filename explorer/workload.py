@@ -17,7 +17,7 @@ def build_config(model: Model, setup: Setup) -> Any:
     """The transformers config of a setup's model. Raises BadInput where transformers refuses it."""
     from transformers import AutoConfig
 
-    facts = dict(model.config)
+    facts = {k: v for k, v in model.config.items() if k != "quantization_config"}
     image = setup.image_size
     if image is not None:
         if model.task == "contrastive" or "vision_config" in facts:
@@ -51,6 +51,8 @@ def build_model(model: Model, setup: Setup, *, device: str, dtype: Any) -> Any:
     built.tie_weights()
     _give_weights(built, device)
     _reshape_scalars(built)
+    if model.in_4_bit:
+        _quantize(built, model, setup, device, dtype)
     _freeze(built, setup.trainable)
     built.train()
     if setup.gradient_checkpointing is not False:
@@ -59,7 +61,20 @@ def build_model(model: Model, setup: Setup, *, device: str, dtype: Any) -> Any:
         return built
     if setup.trainable != ("*",):
         raise BadInput("trainable", "and lora both say what trains; leave trainable out, and name modules that train whole in lora.modules_to_save")
-    return attach(built, setup.lora, device=device, dtype=dtype)
+    adapted = attach(built, setup.lora, device=device, dtype=dtype)
+    if model.in_4_bit:
+        from explorer.quantized import copy_outputs_under_adapters
+
+        copy_outputs_under_adapters(adapted)
+    return adapted
+
+
+def _quantize(built: Any, model: Model, setup: Setup, device: str, dtype: Any) -> None:
+    from explorer.quantized import quantize
+
+    if setup.lora is None and setup.trainable == ("*",):
+        raise BadInput("lora", "is null, and weights in 4 bit do not train; give adapters, such as {\"r\": 16}, or take quantization_config out of the model's config")
+    quantize(built, model.config["quantization_config"], device=device, dtype=dtype)
 
 
 def _construct(model_class: Any, config: Any, attention: str, device: str, dtype: Any) -> Any:
@@ -129,8 +144,9 @@ def _reshape_scalars(built: Any) -> None:
 def _freeze(built: Any, patterns: tuple[str, ...]) -> None:
     if patterns == ("*",):
         return
+    packed = {id(m.weight) for m in built.modules() if hasattr(m, "whole_numel")}
     for name, parameter in built.named_parameters():
-        parameter.requires_grad_(any(fnmatch(name, pattern) for pattern in patterns))
+        parameter.requires_grad_(id(parameter) not in packed and any(fnmatch(name, pattern) for pattern in patterns))
     if not any(p.requires_grad for p in built.parameters()):
         raise BadInput("trainable", f"matches no parameter: {', '.join(patterns)}")
 
