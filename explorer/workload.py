@@ -9,7 +9,7 @@ from typing import Any
 from explorer.adapters import attach
 from explorer.catalog import Model, image_tokens, lengths
 from explorer.catalog.hub import offline
-from explorer.errors import BadInput, CouldNotRun
+from explorer.errors import BadInput, CouldNotRun, reason
 from explorer.setup import Setup
 
 
@@ -27,7 +27,7 @@ def build_config(model: Model, setup: Setup) -> Any:
     try:
         config = AutoConfig.for_model(**facts)
     except Exception as error:  # transformers raises many kinds; each is about the config
-        raise BadInput("model", f"transformers refuses the config: {_one_line(error)}") from None
+        raise BadInput("model", f"transformers refuses the config: {reason(error)}") from None
     config.use_cache = config.get_text_config(decoder=True).use_cache = setup.use_cache
     if model.task == "seq2seq":
         for name in ("pad_token_id", "decoder_start_token_id"):
@@ -87,15 +87,15 @@ def _construct(model_class: Any, config: Any, attention: str, device: str, dtype
             return model_class._from_config(config, attn_implementation=attention)
     except (ValueError, ImportError) as error:
         if attention == "flash_attention_2":
-            raise CouldNotRun(f"attention: flash_attention_2 cannot run here ({_one_line(error)}); choose sdpa, which runs a fused kernel too") from None
+            raise CouldNotRun(f"attention: flash_attention_2 cannot run here ({reason(error)}); choose sdpa, which runs a fused kernel too") from None
         if attention != "sdpa" or "scaled_dot_product" not in str(error):
-            raise BadInput("model", f"cannot be built: {_one_line(error)}") from None
+            raise BadInput("model", f"cannot be built: {reason(error)}") from None
         with torch.device(device), _no_init():
             return model_class._from_config(config, attn_implementation="eager")
     except (RuntimeError, TypeError, AssertionError, KeyError, IndexError, ZeroDivisionError, AttributeError) as error:
         if "out of memory" in str(error):
             raise
-        raise BadInput("model", f"cannot be built: {_one_line(error)}") from None
+        raise BadInput("model", f"cannot be built: {reason(error)}") from None
     finally:
         torch.set_default_dtype(previous)
 
@@ -280,8 +280,4 @@ def _no_hub_config(name: str, error: BaseException) -> BadInput | CouldNotRun:
         return BadInput("model", f"{name!r} has no config.json with a model_type on the Hugging Face hub")
     if any("trust_remote_code" in str(link) for link in chain):
         return BadInput("model", f"{name!r} needs code of its own to be run, which is never done here")
-    return CouldNotRun(_one_line(error))
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__
+    return CouldNotRun(reason(error))
