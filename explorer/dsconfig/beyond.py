@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from explorer.dsconfig.findings import Finding
-from explorer.dsconfig.keys import FALSE, read_bool
+from explorer.dsconfig.keys import FALSE
 from explorer.dsconfig.sections import LEAF_MODULE
 from explorer.setup import Setup
 from explorer.units import human
@@ -75,13 +75,12 @@ _PLAIN_BUCKET = 500_000_000
 def _reduction(config: Mapping[str, Any], zero: Mapping[str, Any], precision: str, accumulation: str) -> list[_Case]:
     sent = config.get("communication_data_type")
     bucket = (zero["reduce_bucket_size"] if zero["stage"] else _PLAIN_BUCKET) * (4 if sent in ("fp32", "FP32") else 2)
-    immediate = (config.get("bf16") or {}).get("immediate_grad_update", False)
     return [
         (sent is not None and sent.lower() != precision, "communication_data_type", f"is {sent} with {precision} gradients, which are copied before they are sent: {_LEAST}, and at most one bucket ({human(bucket)}) or the largest gradient more"),
         (not config.get("managed_gradient_accumulation", True), "managed_gradient_accumulation", f"is false, and your own code says when gradients are reduced: {_UNKNOWN}"),
         (zero["stage"] in (1, 2) and not zero["use_multi_rank_bucket_allreduce"], "zero_optimization.use_multi_rank_bucket_allreduce", f"is false, and a bucket is sent rank by rank: {_UNKNOWN}"),
         (zero["stage"] in (1, 2) and not zero["compute_grad_norm"], "zero_optimization.compute_grad_norm", f"is false, which spares the norm's temporaries: {_MOST}"),
-        (immediate != "auto" and read_bool(immediate, "deepspeed.bf16.immediate_grad_update") and (zero["stage"], precision, accumulation) == (1, "bf16", "fp32"), "bf16.immediate_grad_update", f"frees each bf16 gradient as soon as it is added up: {_MOST}"),
+        (_on(config, "bf16", "immediate_grad_update") and (zero["stage"], precision, accumulation) == (1, "bf16", "fp32"), "bf16.immediate_grad_update", f"frees each bf16 gradient as soon as it is added up: {_MOST}"),
     ]
 
 
@@ -112,9 +111,8 @@ def _offloaded(zero: Mapping[str, Any]) -> list[_Case]:
     section, base = zero["offload_optimizer"] or {}, "zero_optimization."
     ratio = section.get("ratio", 1.0)
     stays = 0.0 if ratio == "auto" else 1 - float(ratio)
-    whole = section.get("super_offload", False)
     return [
         (stays > 0, base + "offload_optimizer.ratio", f"leaves {stays:.0%} of the masters and states on the GPU: there, {_LEAST}, and at most that part of them more"),
-        (whole != "auto" and read_bool(whole, "super_offload") and zero["stage"] == 3, base + "offload_optimizer.super_offload", f"steps on the host while the backward runs: {_UNKNOWN}"),
+        (_on(section, "super_offload") and zero["stage"] == 3, base + "offload_optimizer.super_offload", f"steps on the host while the backward runs: {_UNKNOWN}"),
         (zero["zenflow"] is not None, base + "zenflow", f"keeps the most important gradients and their states on the GPU: there, {_LEAST}"),
     ]

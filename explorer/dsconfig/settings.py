@@ -16,13 +16,12 @@ from explorer.dsconfig.auto import fill_auto
 from explorer.dsconfig.beyond import STAGE3_ONLY, not_followed
 from explorer.dsconfig.findings import Finding
 from explorer.dsconfig.hardware import check_card
-from explorer.dsconfig.keys import ALIASES, OFFLOAD_OPTIMIZER, OFFLOAD_PARAM, ZERO, read_bool, read_section
+from explorer.dsconfig.keys import ALIASES, OFFLOAD_OPTIMIZER, OFFLOAD_PARAM, ZERO, read_section
 from explorer.dsconfig.optimizers import Optimizer, choose
+from explorer.dsconfig.precision import Precision, of_accumulation, of_autocast, of_weights
 from explorer.dsconfig.refused import check_combinations, check_removed
 from explorer.errors import BadInput, shown
 from explorer.setup import Setup
-
-Precision = Literal["fp32", "fp16", "bf16"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,9 +110,9 @@ def resolve(setup: Setup) -> Settings:
     if stage > 3:
         raise BadInput("deepspeed.zero_optimization.stage", f"is {stage}; choose 0, 1, 2 or 3")
     overlap = zero["overlap_comm"] = stage == 3 if zero["overlap_comm"] is None else zero["overlap_comm"]
-    precision = _precision(config)
-    accumulation = _accumulation_dtype(config, precision)
-    autocast = _autocast(config, precision)
+    precision = of_weights(config)
+    accumulation = of_accumulation(config, precision)
+    autocast = of_autocast(config, precision)
     clipping = _clipping(config, 0.0 if "no-clipping" in behaviours else 1.0)
     offload_optimizer, offload_param = _offloads(zero, stage, findings, pinned="pageable-offload" not in behaviours)
     device = offload_optimizer.device if offload_optimizer else None
@@ -155,61 +154,6 @@ def resolve(setup: Setup) -> Settings:
         notes=tuple(notes),
         **{k: zero[k] for k in ("reduce_bucket_size", "contiguous_gradients", "reduce_scatter", "round_robin_gradients", "parameter_alignment", "sub_group_size")},
     )
-
-
-def _precision(config: Mapping[str, Any]) -> Precision:
-    """Of the weights; "bfloat16" is an old name that counts where there is no bf16."""
-    sections_ = {"fp16": config.get("fp16") or {}, "bf16": config.get("bf16")}
-    if sections_["bf16"] is None:
-        sections_["bf16"] = config.get("bfloat16", {})
-    enabled = []
-    for name, section in sections_.items():
-        values = read_section(section, sections.SECTIONS[name], f"deepspeed.{name}")
-        if values["enabled"]:
-            enabled.append(name)
-    if len(enabled) == 2:
-        raise BadInput("deepspeed.bf16.enabled", "is true while fp16.enabled is true too, which DeepSpeed refuses; turn one of them off")
-    return enabled[0] if enabled else "fp32"
-
-
-_DTYPES: dict[str, Precision] = {name: kind for kind, names in {
-    "fp32": ("fp32", "float32", "float", "torch.float32"), "fp16": ("fp16", "float16", "half", "torch.float16"), "bf16": ("bf16", "bfloat16", "torch.bfloat16"),
-}.items() for name in names}
-"""The names that DeepSpeed has for a type (runtime/config.py, `DtypeEnum`)."""
-
-
-def _autocast(config: Mapping[str, Any], precision: Precision) -> Literal["fp16", "bf16"] | None:
-    """What torch.autocast computes in, where the weights are fp32."""
-    section = config.get("torch_autocast", {})
-    modules = section.get("lower_precision_safe_modules", [])
-    if not isinstance(modules, list | str) or not all(isinstance(name, str) for name in modules):
-        raise BadInput("deepspeed.torch_autocast.lower_precision_safe_modules", f"is {shown(modules)}; give a list of class names such as \"torch.nn.Linear\"")
-    enabled = section.get("enabled", False)
-    if isinstance(enabled, str):
-        raise BadInput("deepspeed.torch_autocast.enabled", f"is the text {shown(enabled)}, and DeepSpeed takes every text for true; write true or false without quotes")
-    if "dtype" in section and (not isinstance(section["dtype"], str) or section["dtype"] not in _DTYPES):
-        raise BadInput("deepspeed.torch_autocast.dtype", f"is {shown(section['dtype'])}; choose bfloat16 or float16")
-    if not read_bool(enabled, "deepspeed.torch_autocast.enabled") or precision != "fp32":
-        return None
-    if "dtype" not in section:
-        raise BadInput("deepspeed.torch_autocast.dtype", "is missing, and DeepSpeed has no default for it; write \"bfloat16\" or \"float16\"")
-    dtype = _DTYPES[section["dtype"]]
-    if dtype == "fp32":
-        raise BadInput("deepspeed.torch_autocast.dtype", "is fp32, for which torch turns autocast off; choose bfloat16 or float16, or leave torch_autocast out")
-    return dtype
-
-
-def _accumulation_dtype(config: Mapping[str, Any], precision: Precision) -> Precision:
-    types = config.get("data_types", {})
-    kinds = {}
-    for key in ("grad_accum_dtype", "param_dtype", "buffer_dtype"):
-        written = types.get(key)
-        if written is not None and (not isinstance(written, str) or written not in _DTYPES):
-            raise BadInput(f"deepspeed.data_types.{key}", f"is {shown(written)}; choose fp32, fp16 or bf16")
-        kinds[key] = precision if written is None else _DTYPES[written]
-    if kinds["param_dtype"] != precision:
-        raise BadInput("deepspeed.data_types.param_dtype", f"is {kinds['param_dtype']} while the weights are {precision}, which DeepSpeed refuses; enable {kinds['param_dtype']}, or leave it out")
-    return kinds["grad_accum_dtype"]
 
 
 def _offloads(zero: dict[str, Any], stage: int, findings: list[Finding], pinned: bool) -> tuple[Offload | None, Offload | None]:
