@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Mapping
 from os import PathLike, fsdecode
+from os.path import isdir
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ _TOO_DEEP = f"is nested too deeply to be a configuration (over {_DEEPEST} levels
 
 def read_json(path: str | Path, field: str) -> Any:
     """The content of a JSON file or pipe; BadInput naming `field` where it is missing, too large, or broken."""
-    if Path(path).is_dir():
+    if isdir(path):
         raise BadInput(field, f"{path} is a directory, not a file; give a JSON file")
     try:
         with Path(path).open("rb") as file:

@@ -226,7 +226,7 @@ def test_a_broken_file_says_where(text, words, tmp_path):
 
 def test_a_missing_file_a_folder_and_bytes(tmp_path):
     (tmp_path / "bytes.json").write_bytes(b"\xff\xfe\x00{}")
-    for path, words in ((tmp_path / "none.json", "No such file"), (tmp_path, "directory"), (tmp_path / "bytes.json", "UTF-8")):
+    for path, words in (("x" * 5000, "too long"), ("a\0b", "null byte"), (tmp_path / "none.json", "No such file"), (tmp_path, "directory"), (tmp_path / "bytes.json", "UTF-8")):
         with pytest.raises(BadInput, match=words):
             Setup.from_file(path)
 
