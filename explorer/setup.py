@@ -53,6 +53,8 @@ class Setup:
     trainer: Mapping[str, Any] | None = None
     zero_init: bool = True
     world_size: int = 1
+    data_parallel_size: int | None = None
+    """GPUs that ZeRO divides over, where the others share their samples; None is all. `rank` counts among these."""
     gpus_per_node: int = 8
     rank: int = 0
     gpu: str | None = None
@@ -112,6 +114,11 @@ class Setup:
         if value is not None:
             section[last] = value
         return self.replace(deepspeed=config)
+
+    @property
+    def data_ranks(self) -> int:
+        """GPUs that ZeRO divides over."""
+        return self.data_parallel_size or self.world_size
 
     @cached_property
     def canonical(self) -> str:
@@ -184,8 +191,12 @@ def _check(s: Setup) -> None:
     for name in ("world_size", "gpus_per_node"):
         _count(s, name, 1, most=_MOST_GPUS)
     _count(s, "rank", 0)
-    if s.rank >= s.world_size:
-        raise BadInput("rank", f"is {s.rank} but world_size is {s.world_size}; ranks run from 0 to {s.world_size - 1}")
+    _count(s, "data_parallel_size", 1, optional=True)
+    if s.world_size % s.data_ranks:
+        raise BadInput("data_parallel_size", f"is {s.data_parallel_size}, which does not divide world_size, {s.world_size}; leave it out where every GPU has samples of its own")
+    if s.rank >= s.data_ranks:
+        name = "world_size" if s.data_parallel_size is None else "data_parallel_size"
+        raise BadInput("rank", f"is {s.rank} but {name} is {s.data_ranks}; ranks run from 0 to {s.data_ranks - 1}")
     if s.attention not in ATTENTIONS:
         raise BadInput("attention", f"is {shown(s.attention)}; choose one of {', '.join(ATTENTIONS)}")
     for name in ("padding", "use_cache", "zero_init"):

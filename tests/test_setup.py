@@ -24,7 +24,7 @@ FULL = {
     "trainer": None,
     "deepspeed_version": None,
     "zero_init": True,
-    "world_size": 8, "gpus_per_node": 8, "rank": 0,
+    "world_size": 8, "data_parallel_size": None, "gpus_per_node": 8, "rank": 0,
     "gpu": "A100-80GB", "capacity_gib": None, "host_ram_gib": None,
     "allocator": {"expandable_segments": False, "max_split_size_mb": None},
 }
@@ -59,6 +59,7 @@ GOOD = {
     "allocator options": job(allocator={"expandable_segments": True, "max_split_size_mb": 128}),
     "trainer part": job(trainer={"bf16": True, "gradient_accumulation_steps": 4}),
     "last rank": job(world_size=8, rank=7),
+    "last rank of those with samples of their own": job(world_size=8, data_parallel_size=2, rank=1),
     "schema named": job(schema=1),
     "unknown keys inside deepspeed": job(deepspeed={"wall_clock_breakdown": False, "comms_logger": {"enabled": False}}),
 }
@@ -136,6 +137,9 @@ BAD = {
     "gpus_per_node negative": (job(gpus_per_node=-8), "gpus_per_node", "at least 1"),
     "rank negative": (job(world_size=8, rank=-1), "rank", "at least 0"),
     "rank beyond": (job(world_size=8, rank=8), "rank", "0 to 7"),
+    "rank beyond those with samples of their own": (job(world_size=8, data_parallel_size=2, rank=2), "rank", "data_parallel_size is 2"),
+    "groups that are not equal": (job(world_size=8, data_parallel_size=3), "data_parallel_size", "does not divide world_size, 8"),
+    "no group": (job(data_parallel_size=0), "data_parallel_size", "at least 1"),
     "rank without a world": (job(rank=1), "rank", "world_size is 1"),
     "attention unknown": (job(attention="flash"), "attention", "flash_attention_2"),
     "attention a list": (job(attention=["sdpa"]), "attention", "choose one of"),

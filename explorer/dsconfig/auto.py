@@ -75,9 +75,10 @@ def _fill_batch(config: dict[str, Any], setup: Setup, trainer: Mapping[str, Any]
 def _data_parallel_ranks(config: Mapping[str, Any], setup: Setup) -> int:
     """GPUs that DeepSpeed counts with samples of their own: those that share a sequence see the same ones (runtime/config.py, `DeepSpeedConfig.__init__`)."""
     together = config.get("sequence_parallel_size", 1)
-    if setup.world_size % together:
-        raise BadInput("world_size", f"is {setup.world_size}, which is no multiple of deepspeed.sequence_parallel_size, {together}; give a multiple of it")
-    return setup.world_size // together
+    if setup.data_ranks % together:
+        name = "world_size" if setup.data_parallel_size is None else "data_parallel_size"
+        raise BadInput(name, f"is {setup.data_ranks}, which is no multiple of deepspeed.sequence_parallel_size, {together}; give a multiple of it")
+    return setup.data_ranks // together
 
 
 def _written(config: Mapping[str, Any], key: str) -> Any:

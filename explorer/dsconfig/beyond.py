@@ -22,6 +22,7 @@ STAGE3_ONLY = (
 def not_followed(config: Mapping[str, Any], zero: Mapping[str, Any], setup: Setup, *, precision: str, accumulation: str, offload: str | None) -> list[Finding]:
     """A finding for every key that is set to something the estimate does not follow. `offload`: the device that optimizer states go to."""
     cases = [*_anywhere(config, precision), *_reduction(config, zero, precision, accumulation), *_masters(config)]
+    cases.append((setup.data_ranks < setup.world_size, "data_parallel_size", f"is {setup.data_ranks} of {setup.world_size} GPUs: ZeRO divides over {setup.data_ranks}, and the estimate is of the whole model on each; where {setup.world_size // setup.data_ranks} GPUs split it by tensor or pipeline, {_MOST}"))
     if zero["stage"] == 3:
         cases += _stage3(config, zero, setup)
     if offload is not None:

@@ -56,6 +56,7 @@ class Settings:
     gradient_clipping: float
     grad_accum_dtype: Precision
     world_size: int
+    """GPUs that ZeRO divides over: the job's `data_parallel_size` where it gives one."""
     rank: int
     reduce_bucket_size: int
     overlap_comm: bool
@@ -137,7 +138,7 @@ def resolve(setup: Setup) -> Settings:
         gradient_accumulation_steps=config["gradient_accumulation_steps"],
         gradient_clipping=clipping,
         grad_accum_dtype=accumulation,
-        world_size=setup.world_size,
+        world_size=setup.data_ranks,
         rank=setup.rank,
         overlap_comm=overlap,
         prefetch_bucket_size=zero["stage3_prefetch_bucket_size"],
