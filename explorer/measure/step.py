@@ -134,7 +134,7 @@ class Run:
         """Rank and world of the job, and a process group: real for one rank on a GPU, fake where one process stands in for rank r of N."""
         import torch.distributed as dist
 
-        world, rank = self.setup.world_size, self.setup.rank
+        world, rank = self.settings.world_size, self.settings.rank
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
         if world == 1 and self.device == "cuda":
             # A store inside the process: nothing listens on a port.
