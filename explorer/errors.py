@@ -38,7 +38,7 @@ def shown(value: Any, most: int = 60) -> str:
     return one_line(text, most)
 
 
-def one_line(text: str, most: int) -> str:
+def one_line(text: object, most: int) -> str:
     """Printable text on one line: what could move a cursor, or has no form in UTF-8, is escaped; cut at `most` characters."""
     line = " ".join(str(text)[: 4 * most].split())
     line = "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in line)

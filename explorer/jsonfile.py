@@ -13,7 +13,7 @@ from os.path import isdir
 from pathlib import Path
 from typing import Any
 
-from explorer.errors import BadInput, shown
+from explorer.errors import BadInput, one_line, shown
 
 LARGEST_BYTES = 1 << 20
 _DEEPEST = 64
@@ -23,19 +23,20 @@ _TOO_DEEP = f"is nested too deeply to be a configuration (over {_DEEPEST} levels
 
 def read_json(path: str | Path, field: str) -> Any:
     """The content of a JSON file or pipe; BadInput naming `field` where it is missing, too large, or broken."""
+    name = one_line(path, 200)
     if isdir(path):
-        raise BadInput(field, f"{path} is a directory, not a file; give a JSON file")
+        raise BadInput(field, f"{name} is a directory, not a file; give a JSON file")
     try:
         with Path(path).open("rb") as file:
             content = file.read(LARGEST_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a name with a null character
-        raise BadInput(field, f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+        raise BadInput(field, f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from None
     if len(content) > LARGEST_BYTES:
-        raise BadInput(field, f"{path} {_TOO_LARGE}")
+        raise BadInput(field, f"{name} {_TOO_LARGE}")
     try:
         return parse_json(content.decode("utf-8-sig"), field)
     except UnicodeDecodeError:
-        raise BadInput(field, f"{path} is not text in UTF-8") from None
+        raise BadInput(field, f"{name} is not text in UTF-8") from None
 
 
 def parse_json(text: str, field: str) -> Any:
