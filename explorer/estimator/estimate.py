@@ -14,7 +14,7 @@ from explorer import timeline
 from explorer.catalog import Card, Lengths, Model, find_card, find_model, lengths
 from explorer.dsconfig import Settings, resolve, versions
 from explorer.errors import CouldNotRun
-from explorer.estimator import tapes, verdict
+from explorer.estimator import saving, tapes, verdict
 from explorer.estimator.allocator import Options, Usage, run
 from explorer.estimator.replay import replay
 from explorer.estimator.rules.base import Rules
@@ -212,6 +212,8 @@ class _Work:
             notes.append("weights in 4 bit are derived from what bitsandbytes stores and allocates, not measured; what loading and quantizing them takes is left out")
         if self.model.in_4_bit and self.settings.stage == 3:
             notes.append(f"stage 3 divides 4-bit weights only where bnb_4bit_quant_storage is of the model's dtype ({self.settings.precision}), and transformers builds such a model without zero.Init: both are taken so")
+        if saving.gathers(self.settings):
+            notes.append(saving.note(self.settings, self.tape, self.patches))
         if self.setup.attention == "flash_attention_2":
             notes.append("flash_attention_2 is taken as PyTorch's own flash kernel")
         host, asked = _host(self.rules, self.setup).per_node_bytes, self.setup.host_ram_gib
