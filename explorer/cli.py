@@ -1,4 +1,4 @@
-"""`python -m explorer estimate | probe | dashboard`: the contract of docs/contract.md. Answers on standard output, all else on standard error."""
+"""`python -m explorer estimate | probe | check | dashboard`: the contract of docs/contract.md. Answers on standard output, all else on standard error."""
 
 from __future__ import annotations
 
@@ -35,6 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return serve(given[1:]) or 0
     parser = _parser()
     options = parser.parse_args(given)
+    if options.command == "check":
+        return _check(options)
     sweep = getattr(options, "sweep", None)
     if not options.jobs and sweep is None:
         parser.error("name a JOB.json" + (", or --sweep SWEEP.json" if options.command == "probe" else ""))
@@ -67,8 +69,31 @@ def _parser() -> argparse.ArgumentParser:
         if name == "probe":
             command.add_argument("--sweep", metavar="SWEEP.json", help="a job and lists of values to try in it; what was measured before is not run again")
             command.add_argument("--out", metavar="ROWS.jsonl", help="where the sweep keeps its rows; table and chart go beside it (default: SWEEP.rows.jsonl)")
+    command = commands.add_parser("check", help="say what is wrong with a config, why it runs out of memory, and what to change", epilog="exit code: as of the job that is checked; 2 where DeepSpeed would refuse it")
+    for name, content in (("config", "a DeepSpeed config"), ("trainer", "TrainingArguments, as JSON or Python"), ("oom", "an out-of-memory message, or the log it stands in"), ("job", "a job file, which the others change")):
+        command.add_argument(f"--{name}", metavar="FILE", help=content)
+    command.add_argument("--json", action="store_true", help="one JSON object")
     commands.add_parser("dashboard", help="serve the dashboard on this machine; further arguments go to Voila")
     return parser
+
+
+def _check(options: argparse.Namespace) -> int:
+    """One consultation. What DeepSpeed would refuse is bad input, though it is answered as it was meant."""
+    from explorer.advice.check import check, report
+
+    try:
+        found = check(options.config, options.trainer, options.oom, options.job, _progress)
+    except BadInput as error:
+        return _refused("check", str(error), error.exit_code, options.json)
+    wrong = str(found.error) if found.error else found.stops[0].text if found.stops else None
+    code = found.error.exit_code if found.error else BAD_INPUT if found.stops else _BY_ANSWER[found.profile.verdict.answer if found.profile else None]
+    if wrong:
+        print(f"check: {' '.join(wrong.split())}", file=sys.stderr)
+    if options.json:
+        _line({**found.to_json(), **({"error": wrong, "job": options.job or options.config} if wrong else {})})
+    else:
+        print(report(found))
+    return code
 
 
 def _job(path: str, run: Callable[[Setup], Profile], as_json: bool) -> int:

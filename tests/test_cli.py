@@ -363,3 +363,53 @@ def test_no_slip_of_the_pen_ends_in_a_traceback(monkeypatch):
         except CouldNotRun:
             pass
     assert min(outcomes.values()) > 10
+
+
+# --- check
+
+
+def test_check_answers_a_job_with_its_message(tmp_path, capsys):
+    (tmp_path / "job.json").write_text(json.dumps({"model": "openai/clip-vit-large-patch14", "micro_batch": 320, "deepspeed": {"fp16": {"enabled": True}, "zero_optimization": {"stage": 2}}}))
+    (tmp_path / "oom.txt").write_text("CUDA out of memory. Tried to allocate 7.04 GiB (GPU 1; 79.15 GiB total capacity; 68.07 GiB already allocated; 5.90 GiB free; 72.14 GiB reserved in total by PyTorch)")
+    assert cli.main(["check", "--job", str(tmp_path / "job.json"), "--oom", str(tmp_path / "oom.txt"), "--json"]) == 3
+    (line,) = capsys.readouterr().out.splitlines()
+    answer = json.loads(line)
+    assert answer["oom"]["requested_bytes"] == 7559142441 and answer["oom"]["device_index"] == 1
+    assert answer["findings"][0]["id"] == "dominant-activations"
+    best = answer["fixes"][0]
+    assert (best["id"], best["change"], best["verdict"]) == ("gradient-checkpointing", {"gradient_checkpointing": True}, "fits")
+    assert answer["config"]["train_batch_size"] == 640
+    assert cli.main(["check", "--job", str(tmp_path / "job.json"), "--oom", str(tmp_path / "oom.txt")]) == 3
+    assert "gradient-checkpointing: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("config", "code", "word"), [
+    ('{"zero_optimization": {"stage": 2}}', 0, None),
+    ('{"zero_optimization": {"stage": 2, "reduce_bucket_size": "5e8"}}', 2, "5e8"),
+    ('{"zero_optimization": {"stage": 2}, // two\n}', 2, "comments"),
+    ('{"zero_optimization": {"stage": 9}}', 2, "stage"),
+    ("nothing", 2, "holds no DeepSpeed config"),
+])
+def test_check_is_a_preflight(tmp_path, capsys, config, code, word):
+    (tmp_path / "ds.json").write_text(config)
+    assert cli.main(["check", "--config", str(tmp_path / "ds.json"), "--json"]) == code
+    captured = capsys.readouterr()
+    answer = json.loads(captured.out)
+    assert ("error" in answer) == (word is not None)
+    assert word is None or word in captured.err and len(captured.err.splitlines()) == 1
+
+
+def test_check_puts_config_and_arguments_together(tmp_path, capsys):
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2}, "bf16": {"enabled": "auto"}, "train_micro_batch_size_per_gpu": "auto"}')
+    (tmp_path / "args.json").write_text('{"bf16": true, "gradient_accumulation_steps": 4, "per_device_train_batch_size": 2}')
+    (tmp_path / "job.json").write_text('{"model": "gpt2", "micro_batch": 1, "gpu": "A100-80GB"}')
+    paths = [f"--{name}={tmp_path / file}" for name, file in (("config", "ds.json"), ("trainer", "args.json"), ("job", "job.json"))]
+    assert cli.main(["check", *paths, "--json"]) == 0
+    config = json.loads(capsys.readouterr().out)["config"]
+    assert (config["bf16"]["enabled"], config["train_batch_size"]) == (True, 8)
+
+
+def test_check_of_nothing_is_bad_input(capsys):
+    assert cli.main(["check"]) == 2
+    assert "name a --config" in capsys.readouterr().err
+    assert cli.main(["check", "--oom", "/no/such/file"]) == 2

@@ -41,12 +41,12 @@ def imports_of(path: Path) -> Iterator[str]:
 # --- walls
 
 
-@pytest.mark.parametrize("module", ["explorer", "explorer.setup", "explorer.profile", "explorer.dsconfig", "explorer.catalog", "explorer.units"])
+@pytest.mark.parametrize("module", ["explorer", "explorer.setup", "explorer.profile", "explorer.dsconfig", "explorer.catalog", "explorer.units", "explorer.advice", "explorer.advice.oom", "explorer.dsconfig.read", "explorer.dsconfig.write"])
 def test_the_schema_loads_nothing_heavy(module: str) -> None:
     assert not imported_by(f"import {module}") & {*HEAVY, "numpy", "ipywidgets", "altair", "anywidget"}
 
 
-@pytest.mark.parametrize("module", ["explorer.estimator.estimate", "explorer.measure.runner", "explorer.measure.records", "explorer.cli"])
+@pytest.mark.parametrize("module", ["explorer.estimator.estimate", "explorer.advice.check", "explorer.measure.runner", "explorer.measure.records", "explorer.cli"])
 def test_the_core_loads_neither_torch_nor_widgets(module: str) -> None:
     assert not imported_by(f"import {module}") & {*HEAVY, "ipywidgets", "altair", "anywidget"}
 
@@ -64,7 +64,7 @@ def test_charts_know_no_widgets_and_state_knows_no_view() -> None:
 
 def test_estimator_and_measure_never_import_the_page() -> None:
     """Not in functions either: whoever draws asks them, never the other way round."""
-    files = [path for part in ("estimator", "measure", "dsconfig", "catalog") for path in (PACKAGE / part).rglob("*.py")]
+    files = [path for part in ("estimator", "measure", "dsconfig", "catalog", "advice") for path in (PACKAGE / part).rglob("*.py")]
     assert len(files) > 20
     breaches = [f"{path.relative_to(ROOT)} imports {name}" for path in files for name in imports_of(path) if name.split(".")[0] in ("ipywidgets", "altair", "anywidget", "voila") or name.startswith("explorer.ui")]
     assert not breaches

@@ -13,7 +13,7 @@ from explorer.dsconfig.findings import Finding
 from explorer.dsconfig.parts import Part, take_arguments
 
 _START = re.compile(
-    r"^[ \t]*(?:[$!%#>][ \t]*)?(?:(?:export[ \t]+|env[ \t]+|sudo[ \t]+|nohup[ \t]+)*[A-Z_][A-Z0-9_]{0,60}=[^\s;&]{0,400}[ \t;&]+){0,20}"
+    r"^[ \t]*(?:[$!%#>][ \t]*)?(?:(?:export[ \t]+|env[ \t]+|sudo[ \t]+|nohup[ \t]+)*[A-Z_][A-Z0-9_]{0,60}=[^\s;&]{0,400}(?:[ \t;&]+|$)){0,20}"
     r"(?P<launcher>(?:\S{0,200}/)?(?:deepspeed|accelerate[ \t]+launch|torchrun|python[\d.]*)(?=[ \t])|--[a-z]\w|$)",
     re.MULTILINE,
 )

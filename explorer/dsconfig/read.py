@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -21,7 +22,7 @@ from explorer.dsconfig.keys import ALIASES, ZERO
 from explorer.dsconfig.parts import Part, take_arguments
 from explorer.dsconfig.sections import KNOWN, REMOVED
 from explorer.dsconfig.snippets import read_calls
-from explorer.errors import BadInput, shown
+from explorer.errors import BadInput
 from explorer.jsonfile import LARGEST_BYTES, plain
 from explorer.setup import Setup
 
@@ -55,13 +56,16 @@ class Pasted:
         return Setup.from_job({**job, **changes})
 
 
-def read(text: str) -> Pasted:
-    """What a text says of a job; empty changes where it says nothing. Raises BadInput where it is over 1 MiB or holds what no config does."""
+def read(text: str, form: str | None = None) -> Pasted:
+    """What a text says of a job; empty changes where it says nothing. Raises BadInput where it is over 1 MiB or holds what no config does.
+
+    `form`: what its first object is known to be, "DeepSpeed config" or "TrainingArguments".
+    """
     if len(text) > LARGEST_BYTES:
         raise BadInput("text", "is over 1 MiB; paste the configuration and the error only")
     text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\u00a0", " ").replace("\ufeff", "")
     parts: list[Part] = []
-    for find in (read_calls, _objects, read_commands, read_yaml):
+    for find in (read_calls, partial(_objects, form=form), read_commands, read_yaml):
         found = list(islice(find(text), _MOST_PARTS))
         text = _without(text, found)
         parts += found
@@ -80,12 +84,12 @@ def _without(text: str, parts: list[Part]) -> str:
 
 # --- JSON
 
-def _objects(text: str) -> Iterator[Part]:
+def _objects(text: str, form: str | None) -> Iterator[Part]:
     """A part for every object that is a configuration; one without its outer braces counts too."""
     reader = Reader(text)
     at, found = text.find("{"), False
     while at >= 0 and reader.tokens <= MOST_TOKENS:
-        part = _object(reader, at)
+        part = _object(reader, at, None if found else form)
         found = found or part is not None
         if part is not None:
             yield part
@@ -93,18 +97,18 @@ def _objects(text: str) -> Iterator[Part]:
     start = text.find('"zero_optimization"')
     if not found and start >= 0:
         naked = Reader("{" + text[start:])
-        part = _object(naked, 0)
+        part = _object(naked, 0, form)
         if part is not None:
             part.start, part.end = start, min(len(text), start + part.end)
             yield part
 
 
-def _object(reader: Reader, at: int) -> Part | None:
+def _object(reader: Reader, at: int, form: str | None) -> Part | None:
     try:
         value = reader.read(at)
     except NotAnObject:
         return None
-    part = Part(form=_form(value), start=at, end=max(at + 1, reader.at))
+    part = Part(form=form or _form(value), start=at, end=max(at + 1, reader.at))
     if not part.form:
         return None
     part.told = [Finding(id="not-json", key=f"line {slip.line}", text=slip.text) for slip in reader.slips]
@@ -229,12 +233,12 @@ def _make_room(job: dict[str, Any], changes: dict[str, Any]) -> None:
         for name in ("sequence", "target_sequence", "image_size", "lora"):
             job[name] = None
         job["trainable"] = ["*"]
-    if "trainer" in changes and changes["trainer"]:
+    if changes.get("trainer"):
         job.update(gradient_checkpointing=changes["trainer"].get("gradient_checkpointing", False) is True, use_cache=False)
     if "deepspeed" not in changes and "micro_batch" in changes:
         job["deepspeed"] = {k: v for k, v in (job.get("deepspeed") or {}).items() if k not in ("train_micro_batch_size_per_gpu", "train_batch_size")}
-    if "deepspeed" in changes and "trainer" not in changes:
-        job["trainer"] = None
+    if changes.get("trainer") == {} and job.get("trainer"):
+        del changes["trainer"]  # assumed only
     if isinstance(job.get("trainer"), dict) and "micro_batch" in changes and "trainer" not in changes:
         job["trainer"].pop("per_device_train_batch_size", None)
     if "world_size" in changes and job.get("rank", 0) >= changes["world_size"]:
@@ -247,8 +251,3 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
             yield from _leaves(inner, f"{path}.{key}" if path else key)
     elif path:
         yield path, value
-
-
-def describe(pasted: Pasted) -> list[str]:
-    """One line for every setting taken, as a person would read it."""
-    return [f"{path} = {shown(value)}" for path, value in pasted.understood]

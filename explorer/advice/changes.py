@@ -1,0 +1,97 @@
+"""What a person may change in a job, one function each: Setup in, Setup out, with the DeepSpeed config and the Trainer's arguments kept in agreement. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from explorer.dsconfig import resolve
+from explorer.estimator.estimate import with_micro_batch
+from explorer.setup import Setup
+
+_ZERO = "zero_optimization"
+
+
+def with_trainer(setup: Setup, **arguments: Any) -> Setup:
+    """Some of the Trainer's arguments set, where the job has a trainer part; None removes one."""
+    if setup.trainer is None:
+        return setup
+    trainer = {k: v for k, v in {**setup.trainer, **arguments}.items() if v is not None}
+    return setup.replace(trainer=trainer)
+
+
+def checkpointing(setup: Setup) -> Setup:
+    """Every layer's forward once more in the backward (torch's non-reentrant form)."""
+    trained = with_trainer(setup, gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": False})
+    return trained.replace(gradient_checkpointing=True) if setup.trainer is None else Setup.from_job({**trained.to_job(), "gradient_checkpointing": {"use_reentrant": False}})
+
+
+def accumulation(setup: Setup, micro_batch: int) -> Setup:
+    """A smaller micro-batch, with as many more of them in a step as keep its samples."""
+    steps = resolve(setup).gradient_accumulation_steps
+    more = steps * setup.micro_batch // micro_batch
+    smaller = with_micro_batch(setup, micro_batch).with_deepspeed("gradient_accumulation_steps", more)
+    return with_trainer(smaller, gradient_accumulation_steps=more, per_device_train_batch_size=micro_batch)
+
+
+def stage(setup: Setup, number: int) -> Setup:
+    """Another ZeRO stage."""
+    return setup.with_deepspeed(f"{_ZERO}.stage", number)
+
+
+def offload(setup: Setup, *parts: str) -> Setup:
+    """Parts ("optimizer", "param") to host memory."""
+    now = resolve(setup)
+    there = {"optimizer": now.offload_optimizer, "param": now.offload_param}
+    for part in parts:
+        if there[part] is None:
+            setup = setup.with_deepspeed(f"{_ZERO}.offload_{part}", {"device": "cpu", "pin_memory": True})
+    return setup
+
+
+def buckets(setup: Setup, elements: int) -> Setup:
+    """A smaller reduce bucket, and one of it only."""
+    return setup.with_deepspeed(f"{_ZERO}.reduce_bucket_size", elements).with_deepspeed(f"{_ZERO}.overlap_comm", False)
+
+
+def precision(setup: Setup, name: str) -> Setup:
+    """16-bit weights and activations, over fp32 masters."""
+    other = "fp16" if name == "bf16" else "bf16"
+    config = {k: v for k, v in setup.deepspeed.items() if k not in (other, "torch_autocast")}
+    config[name] = {**(config[name] if isinstance(config.get(name), Mapping) else {}), "enabled": True}
+    return with_trainer(setup.replace(deepspeed=config), **{name: True, other: None})
+
+
+def expandable(setup: Setup) -> Setup:
+    """PyTorch's growing segments."""
+    return setup.replace(allocator={"expandable_segments": True})
+
+
+def split(setup: Setup, megabytes: int) -> Setup:
+    """PyTorch's older remedy: large blocks are not split."""
+    return setup.replace(allocator={**{k: v for k, v in setup.allocator.items() if k != "expandable_segments"}, "max_split_size_mb": megabytes})
+
+
+def more_gpus(setup: Setup, factor: int) -> Setup:
+    """A larger job; the batch of each GPU stays."""
+    config = {k: v for k, v in setup.deepspeed.items() if k != "train_batch_size"}
+    ranks = None if setup.data_parallel_size is None else setup.data_parallel_size * factor
+    return setup.replace(world_size=setup.world_size * factor, data_parallel_size=ranks, deepspeed=config)
+
+
+def difference(before: Setup, after: Setup) -> dict[str, Any]:
+    """The keys of the job file that changed, with their new values; null for one that is gone."""
+    old, new = before.to_job(), after.to_job()
+    return _changed(old, new)
+
+
+def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key in [*new, *(k for k in old if k not in new)]:
+        a, b = old.get(key), new.get(key)
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            if inner := _changed(a, b):
+                found[key] = inner
+        elif a != b:
+            found[key] = b
+    return found

@@ -1,0 +1,214 @@
+"""`doctor(text)`: what is pasted in, a Consultation out: the message read, the job it is about, why it fails, and what to change. No torch.
+
+A page and the command line draw the same Consultation; nothing in it needs either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from explorer.advice import oom, reading
+from explorer.advice.diagnose import diagnose
+from explorer.advice.fixes import Fix, propose
+from explorer.advice.message import Message
+from explorer.advice.remarks import SEVERITIES, Remark, of_findings
+from explorer.catalog import cards, models
+from explorer.dsconfig import Finding, resolve
+from explorer.dsconfig.read import Pasted, read
+from explorer.errors import BadInput, CouldNotRun, shown
+from explorer.estimator import tapes
+from explorer.estimator.estimate import estimate, events, outside_pytorch, with_micro_batch
+from explorer.jsonfile import plain
+from explorer.profile import Profile
+from explorer.setup import Setup
+from explorer.units import GiB, human, power_of_two
+
+STOPS = frozenset(("not-json", "value-coerced", "key-unknown", "key-removed", "section-made"))
+"""Of the findings of reading: where DeepSpeed itself would have stopped."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Consultation:
+    """All that is to be said. `setup` and `profile` are None where too little is known, and a remark says what is missing."""
+
+    message: Message
+    pasted: Pasted
+    setup: Setup | None = None
+    profile: Profile | None = None
+    remarks: tuple[Remark, ...] = ()
+    """What matters most first."""
+    fixes: tuple[Fix, ...] = ()
+    """The cheapest that fits first."""
+    config: Mapping[str, Any] | None = None
+    """The DeepSpeed config with every "auto" filled; what only a model can fill stays "auto" where none is known."""
+    error: BadInput | CouldNotRun | None = None
+    """Why there is no estimate, where that is."""
+
+    @property
+    def best(self) -> Fix | None:
+        """The cheapest change that fits."""
+        return next((fix for fix in self.fixes if fix.answer == "fits"), None)
+
+    @property
+    def stops(self) -> tuple[Remark, ...]:
+        """What DeepSpeed itself would not have taken as it was pasted."""
+        return tuple(r for r in self.remarks if r.id in STOPS)
+
+    def to_json(self) -> dict[str, Any]:
+        """`check`'s answer (docs/contract.md)."""
+        return {"oom": self.message.to_json(), "findings": [r.to_json() for r in self.remarks], "fixes": [f.to_json() for f in self.fixes], "config": None if self.config is None else dict(self.config)}
+
+
+def doctor(text: str, base: Setup | None = None, on_progress: tapes.Progress | None = None) -> Consultation:
+    """The consultation of a pasted text. `base`: the job that stands on the page, which the text changes. Raises BadInput where the text is over 1 MiB."""
+    return consult(base, read(text), oom.read(text), on_progress)
+
+
+def consult(base: Setup | None, pasted: Pasted, message: Message, on_progress: tapes.Progress | None = None, batch_known: bool = False) -> Consultation:
+    """The same of parts that were read one by one. A fault of the job is in `error` and among the remarks, never raised.
+
+    `batch_known`: the base's batch is the job's own; else one that fits gives way to one that does not, where a message says that memory ran out.
+    """
+    told = [f for f in pasted.coercions if f.id != "trainer-assumed" or base is None or base.trainer is None]
+    said = [*reading.remarks(message), *of_findings(told, "note"), *of_findings(pasted.unread, "note")]
+    said = [replace(r, severity="problem") if r.id in STOPS or r.id in ("launched-with-python", "config-file") else r for r in said]
+    setup, profile, fixes, error, config = None, None, (), None, None
+    try:
+        setup = _job(base, pasted)
+        if setup is None:
+            said.append(Remark(id="no-job", severity="hint", key="model", text="The text names no model and batch, so nothing can be estimated: choose them, or paste the command line or TrainingArguments too."))
+            config, findings = _config_alone(pasted)
+            said += of_findings(findings, "note")
+        else:
+            config = dict(resolve(setup).config)
+            setup, profile = _at_failure(setup, message, said, on_progress, batch_known or "micro_batch" in pasted.changes, "world_size" in pasted.changes)
+            config = dict(resolve(setup).config)
+            said += _settings(setup, pasted)
+            wanted = message.is_gpu and message.requested is not None
+            said += diagnose(setup, profile, message, events(setup, on_progress) if wanted else None)
+            fixes = propose(setup, profile, message)
+    except (BadInput, CouldNotRun) as refused:
+        error = refused
+        said.append(Remark(id="refused" if isinstance(refused, BadInput) else "not-modelled", severity="problem", key=getattr(refused, "field", ""), text=f"{refused}"))
+    ranked = sorted(said, key=lambda r: SEVERITIES.index(r.severity))
+    return Consultation(message=message, pasted=pasted, setup=setup, profile=profile, remarks=tuple(ranked), fixes=tuple(fixes), config=config, error=error)
+
+
+_OF_THE_MODEL = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
+
+
+def _config_alone(pasted: Pasted) -> tuple[dict[str, Any] | None, tuple[Finding, ...]]:
+    """(a pasted config resolved, what there is to say of it), with any model in the place of the one that is not known."""
+    if "deepspeed" not in pasted.changes:
+        return None, ()
+    settings = resolve(Setup.from_job({"model": models()[0].name, "micro_batch": 1, **pasted.changes}))
+    config = plain(settings.config, "deepspeed")
+    zero = pasted.changes["deepspeed"].get("zero_optimization")
+    for key in _OF_THE_MODEL:
+        if isinstance(zero, dict) and zero.get(key) == "auto":
+            config["zero_optimization"][key] = "auto"
+    if "micro_batch" not in pasted.changes:
+        config.update({k: "auto" for k in ("train_batch_size", "train_micro_batch_size_per_gpu")})
+    return config, settings.findings
+
+
+def _job(base: Setup | None, pasted: Pasted) -> Setup | None:
+    """The base with what was pasted; None where there is neither model nor batch."""
+    if base is None and "model" not in pasted.changes:
+        return None
+    if base is None and "micro_batch" not in pasted.changes:
+        return replace(pasted, changes={**pasted.changes, "micro_batch": 1}).onto(None)
+    return pasted.onto(base)
+
+
+# --- what the message adds
+
+def _at_failure(setup: Setup, message: Message, said: list[Remark], on_progress: tapes.Progress | None, batch_known: bool, gpus_known: bool) -> tuple[Setup, Profile]:
+    """The job on the message's card, with its GPUs; and where nothing gives no batch and the job would fit, at the next power of two that does not."""
+    setup = _on_its_card(setup, message, said)
+    if message.device_index is not None and message.device_index >= setup.world_size and not gpus_known:
+        setup = setup.replace(world_size=message.device_index + 1)
+        said.append(Remark(id="gpus-implied", severity="note", key="world_size", text=f"The message is GPU {message.device_index}'s, so there are {message.device_index + 1} at least: taken so."))
+    profile = estimate(setup, largest=False, on_progress=on_progress)
+    if not message.is_gpu or profile.verdict.answer != "fits":
+        return setup, profile
+    if batch_known:
+        said.append(Remark(id="fits-here", severity="hint", key="", text=f"The estimate of this job fits, with {human(profile.verdict.headroom_bytes)} to spare, though the message says that memory ran out: its batch, lengths, precision or checkpointing are not what is said here, or others use the card."))
+        return setup, profile
+    return _doubled(setup, profile, said, on_progress)
+
+
+_LARGEST_BATCH = 1 << 16
+
+
+def _doubled(setup: Setup, profile: Profile, said: list[Remark], on_progress: tapes.Progress | None) -> tuple[Setup, Profile]:
+    """The batch doubled until it does not fit, as who tries larger ones does."""
+    fitting = setup.micro_batch
+    while profile.verdict.answer == "fits" and setup.micro_batch < _LARGEST_BATCH:
+        fitting = setup.micro_batch
+        setup = with_micro_batch(setup, power_of_two(fitting + 1))
+        profile = estimate(setup, largest=False, on_progress=on_progress)
+    said.append(Remark(id="batch-implied", severity="hint", key="micro_batch", text=f"The text gives no batch, and this job fits with {fitting} samples a GPU: answered for {setup.micro_batch}. Give the real one for its own answer."))
+    return setup, profile
+
+
+_ALIKE = 0.01
+
+
+def _on_its_card(setup: Setup, message: Message, said: list[Remark]) -> Setup:
+    """The base's card where it is of the message's size, else the first that is, else the size alone."""
+    if message.limit is not None and message.kind != "mps":
+        return setup.replace(capacity_gib=round(message.limit.bytes / GiB, 2))
+    if message.capacity is None or message.kind in ("mps", "xpu", "npu") or message.doubted("capacity"):
+        return setup
+    fitting = [card for card in cards() if abs(card.total_bytes - message.capacity.bytes) <= _ALIKE * card.total_bytes]
+    if any(card.name == setup.gpu for card in fitting) or setup.capacity_gib is not None:
+        return setup
+    size = human(message.capacity.bytes)
+    if fitting:
+        said.append(Remark(id="card-implied", severity="note", key="gpu", text=f"The message's card has {size}: taken as {fitting[0].name}."))
+        return setup.replace(gpu=fitting[0].name)
+    outside = message.non_pytorch_bytes if message.process is not None and message.non_pytorch_bytes is not None else outside_pytorch(cards()[0], setup.world_size)
+    room = message.capacity.bytes - outside - (message.other_processes_bytes or 0)
+    said.append(Remark(id="card-implied", severity="note", key="gpu", text=f"The message's card has {size}, which no card here has: {human(room)} of it is taken as PyTorch's."))
+    return setup.replace(gpu=None, capacity_gib=max(0.01, round(room / GiB, 2)))
+
+
+# --- what the settings do
+
+_HARMLESS = frozenset(("allgather-key-ignored", "stage3-key-ignored", "unknown-key"))
+
+
+def _settings(setup: Setup, pasted: Pasted) -> Iterator[Remark]:
+    """What DeepSpeed ignores, what is not modelled, what "auto" became, and what is right."""
+    settings = resolve(setup)
+    yield from of_findings((f for f in settings.findings if f.id not in _HARMLESS), "problem")
+    yield from of_findings((f for f in settings.findings if f.id in _HARMLESS), "note")
+    yield from of_findings(settings.not_modelled, "note")
+    autos = [path for path in _autos(setup.deepspeed, "") if path.partition(".")[0] != "scheduler"]
+    if autos:
+        values = ", ".join(f"{path} = {shown(_at(settings.config, path))}" for path in autos)
+        yield Remark(id="auto-resolved", severity="note", key="deepspeed", text=f"\"auto\" is no uncertainty: the Trainer fills it from its arguments. Here: {values}.")
+    if settings.offload_optimizer is not None and settings.stage in (1, 2):
+        yield Remark(id="offload-moves", severity="note", key="zero_optimization.offload_optimizer", text=f"At stage {settings.stage} offload_optimizer moves the fp32 masters, the moments and this rank's gradients to the host, and the step with them; weights and activations stay on the GPU, and the forward and backward are never computed elsewhere.")
+    if pasted.launcher in ("deepspeed", "accelerate", "torchrun"):
+        yield Remark(id="launcher-right", severity="note", key="launcher", text=f"It is launched with {pasted.launcher}, as DeepSpeed wants.")
+    if setup.trainer is not None:
+        yield Remark(id="batch-agrees", severity="note", key="micro_batch", text=f"per_device_train_batch_size and train_micro_batch_size_per_gpu agree: {setup.micro_batch}.")
+
+
+def _autos(value: Any, path: str) -> Iterator[str]:
+    for key, inner in value.items() if hasattr(value, "items") else ():
+        here = f"{path}.{key}" if path else key
+        if inner == "auto":
+            yield here
+        else:
+            yield from _autos(inner, here)
+
+
+def _at(config: Any, path: str) -> Any:
+    for key in path.split("."):
+        config = config.get(key) if hasattr(config, "get") else None
+    return config
