@@ -139,7 +139,7 @@ def connect(cancel: threading.Event | None = None) -> socket.socket:
         _hold(lock, cancel)
         with contextlib.suppress(OSError):
             return _dial(path)
-        return _start(path, cancel)
+        return _start(path, lock, cancel)
 
 
 def _hold(lock: IO[str], cancel: threading.Event | None) -> None:
@@ -166,15 +166,16 @@ def _dial(path: Path) -> socket.socket:
     return client
 
 
-def _start(path: Path, cancel: threading.Event | None) -> socket.socket:
+def _start(path: Path, lock: IO[str], cancel: threading.Event | None) -> socket.socket:
+    """The server holds the lock too until it listens: where whoever started it is killed meanwhile, the next waits for this one instead of starting another."""
     log = path.with_suffix(".log")
     env = {**os.environ, "DS_ACCELERATOR": accelerator() or "cpu", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
     env.pop("TORCH_CUDA_ARCH_LIST", None)  # DeepSpeed's op builder chokes on "9.0a"; it finds the device's own
     env["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent.parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     with log.open("w") as out:
         process = subprocess.Popen(
-            [sys.executable, "-m", "explorer.measure.worker", str(path), str(IDLE_SECONDS)],
-            stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, env=env,
+            [sys.executable, "-m", "explorer.measure.worker", str(path), str(IDLE_SECONDS), str(lock.fileno())],
+            stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, env=env, pass_fds=(lock.fileno(),),
         )
     threading.Thread(target=process.wait, daemon=True).start()  # so that none is left a zombie
     try:

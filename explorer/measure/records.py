@@ -47,11 +47,20 @@ def save(setup: Setup, profile: Profile) -> Path:
     """Write a record; a later one of the same setup takes its place."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
     path = folder() / f"{digest(setup)}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(f".{os.getpid()}.part")
-    part.write_text(json.dumps(to_json(setup, profile, now)), encoding="utf-8")
-    part.replace(path)
+    _write(path, to_json(setup, profile, now))
     return path
+
+
+def _write(path: Path, content: dict) -> None:
+    """The whole file or none: it appears under its name once it is complete. What writers left that were killed is removed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for part in path.parent.glob("*.part"):
+        pid = part.stem.rpartition(".")[2]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            part.unlink(missing_ok=True)
+    part = path.with_suffix(f".{os.getpid()}.part")
+    part.write_text(json.dumps(content), encoding="utf-8")
+    part.replace(path)
 
 
 def load(path: str | Path) -> Record:

@@ -34,7 +34,7 @@ def run_job(argument: Mapping[str, Any], emit: Emit) -> dict[str, Any]:
     run.meter.alone = bool(argument.get("locks"))
     if not run.meter.alone:
         return run.profile().to_record()
-    with locks.gpu(argument["locks"], 0, lambda place: emit({"progress": f"waiting for the GPU (place {place})"})):
+    with locks.gpus(argument["locks"], locks.visible(1), lambda place: emit({"progress": f"waiting for the GPU (place {place})"})):
         return run.profile().to_record()
 
 

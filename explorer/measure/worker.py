@@ -1,6 +1,6 @@
 """One preloaded server per machine and user: it imports torch, transformers and DeepSpeed once, and forks a child per task.
 
-    python -m explorer.measure.worker SOCKET IDLE_SECONDS
+    python -m explorer.measure.worker SOCKET IDLE_SECONDS [LOCK]
 
 The server touches no CUDA, so that each child can. A client connects, sends one JSON line ({"function", "argument", "env"})
 and reads JSON lines: {"progress": text}, then {"result": ...} or {"error": {"kind", "field", "text"}}. When the client goes
@@ -15,6 +15,7 @@ import importlib
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -29,7 +30,7 @@ from explorer.measure.client import code_version
 FUNCTIONS = ("explorer.measure.step:run_job", "explorer.estimator.recorder:record", "explorer.workload:hub_config")
 """What a client may have run: nothing else."""
 
-_LOG_TAIL = 1500
+_LOG, _LOG_TAIL = "log", 1500
 _CODE_CHECK_SECONDS = 5.0
 _DIE_WITH_PARENT = 1
 """Linux's PR_SET_PDEATHSIG."""
@@ -70,7 +71,9 @@ class Server:
         os.chmod(path, 0o600)
         self.identity = _identity(path)
         self.listener.listen(32)
+        _remove_abandoned(Path(tempfile.gettempdir()))
         self.children: dict[int, tuple[socket.socket, Path]] = {}
+        """Process → its client, and the folder that holds its log and whatever it puts into a temporary place."""
         self.last_used = self.last_checked = time.monotonic()
         self.code = code_version()
 
@@ -111,34 +114,33 @@ class Server:
         client.settimeout(5)
         try:
             request = json.loads(client.makefile("r", encoding="utf-8").readline())
-            if request["function"] not in FUNCTIONS:
-                raise ValueError("unknown function")
+            if request["function"] not in FUNCTIONS or (select.select([client], [], [], 0)[0] and _gone(client)):
+                raise ValueError("unknown function, or whoever asked is gone")
         except (OSError, ValueError, KeyError, TypeError):
             client.close()
             return
         client.settimeout(None)
         self.last_used = time.monotonic()
-        handle, log = tempfile.mkstemp(prefix="explorer-", suffix=".log")
+        folder = Path(tempfile.mkdtemp(prefix=f"explorer-{os.getpid()}-"))
         pid = os.fork()
         if pid == 0:
             self.listener.close()
             for other, _ in self.children.values():
                 other.close()
-            _child(client, request, handle)
-        os.close(handle)
-        self.children[pid] = client, Path(log)
+            _child(client, request, folder)
+        self.children[pid] = client, folder
 
     def _reap(self) -> None:
-        for pid, (client, log) in list(self.children.items()):
+        for pid, (client, folder) in list(self.children.items()):
             done, status = os.waitpid(pid, os.WNOHANG)
             if not done:
                 continue
             _kill(pid)  # whatever the child left behind in its group
             if status != 0:
                 with contextlib.suppress(OSError):
-                    client.sendall(_line({"error": _crash(status, log)}))
+                    client.sendall(_line({"error": _crash(status, folder / _LOG)}))
             client.close()
-            log.unlink(missing_ok=True)
+            shutil.rmtree(folder, ignore_errors=True)
             del self.children[pid]
 
 
@@ -149,6 +151,14 @@ def _identity(path: str) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino
+
+
+def _remove_abandoned(temporary: Path) -> None:
+    """The children's folders of servers that were killed."""
+    for folder in temporary.glob("explorer-*-*"):
+        pid = folder.name.split("-")[1]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _gone(client: socket.socket) -> bool:
@@ -169,7 +179,7 @@ def _crash(status: int, log: Path) -> dict[str, str]:
         what = _KILLED if number == signal.SIGKILL else f"ended by signal {number} ({signal.Signals(number).name})"
     else:
         what = f"ended with code {os.WEXITSTATUS(status)}"
-    tail = log.read_text(errors="replace")[-_LOG_TAIL:].strip()
+    tail = log.read_text(errors="replace")[-_LOG_TAIL:].strip() if log.exists() else ""
     return {"kind": "crash", "field": "", "text": f"the child process {what}" + (f"; its last words: {tail}" if tail else "")}
 
 
@@ -177,14 +187,16 @@ def _line(message: dict[str, Any]) -> bytes:
     return json.dumps(message).encode() + b"\n"
 
 
-def _child(client: socket.socket, request: dict[str, Any], log: int) -> None:
+def _child(client: socket.socket, request: dict[str, Any], folder: Path) -> None:
     """Run one task and leave without running anything the server set up."""
     os.setsid()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    log = os.open(folder / _LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.environ.update(request.get("env") or {})
+    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
     def emit(message: dict[str, Any]) -> None:
@@ -216,9 +228,12 @@ def _describe(error: BaseException) -> dict[str, str]:
 
 
 def main() -> None:
-    """Serve on argv[1], for argv[2] idle seconds."""
+    """Serve on argv[1], for argv[2] idle seconds; argv[3], where given, is an open file whose lock ends when the server can be found."""
     preload()
-    Server(sys.argv[1], float(sys.argv[2])).serve()
+    server = Server(sys.argv[1], float(sys.argv[2]))
+    for handle in sys.argv[3:]:
+        os.close(int(handle))
+    server.serve()
 
 
 if __name__ == "__main__":

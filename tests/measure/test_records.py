@@ -69,3 +69,17 @@ def test_what_is_no_record_is_one_sentence_and_is_passed_over(how, words, tmp_pa
 
 def test_the_form_in_the_file_is_read_back(tmp_path):
     assert records.load(written(tmp_path)).profile == profile()
+
+
+def test_what_a_killed_writer_left_is_removed_and_a_living_one_s_stays():
+    import os
+    import subprocess
+    import sys
+
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    records.folder().mkdir(parents=True)
+    (records.folder() / f"0123.{dead.pid}.part").write_text('{"schema"')
+    (records.folder() / f"0123.{os.getppid()}.part").write_text('{"schema"')
+    path = records.save(SETUP, profile())
+    assert {p.name for p in records.folder().iterdir()} == {path.name, f"0123.{os.getppid()}.part"}
