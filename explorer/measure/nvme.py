@@ -44,6 +44,9 @@ def swap_folder(settings: Settings, parameters: int) -> Iterator[Path | None]:
     folder = base / f"{_NAME}{os.getpid()}"
     try:
         folder.mkdir()
+    except OSError as error:
+        raise CouldNotRun(f"nothing can be written to nvme_path {base} ({error.strerror}); name another folder, on a fast disk") from None
+    try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
