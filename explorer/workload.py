@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatch
 from typing import Any
@@ -41,15 +42,7 @@ def build_model(model: Model, setup: Setup, *, device: str, dtype: Any) -> Any:
 
     0-dimensional parameters become one element: DeepSpeed 0.19.8 cannot broadcast the former, and memory is the same.
     """
-    import transformers
-
-    model_class = getattr(transformers, model.model_class, None)
-    if model_class is None:
-        raise BadInput("model", f"transformers has no class {model.model_class}")
-    config = build_config(model, setup)
-    built = _construct(model_class, config, setup.attention, device, dtype)
-    built.tie_weights()
-    _give_weights(built, device)
+    built = _of_transformers(model, setup, device, dtype) if model.factory is None else _made(model, setup.micro_batch, lengths(setup, model).sequence, device, dtype)[0]
     _reshape_scalars(built)
     if model.in_4_bit:
         _quantize(built, model, setup, device, dtype)
@@ -75,6 +68,43 @@ def _quantize(built: Any, model: Model, setup: Setup, device: str, dtype: Any) -
     if setup.lora is None and setup.trainable == ("*",):
         raise BadInput("lora", "is null, and weights in 4 bit do not train; give adapters, such as {\"r\": 16}, or take quantization_config out of the model's config")
     quantize(built, model.config["quantization_config"], device=device, dtype=dtype)
+
+
+def _of_transformers(model: Model, setup: Setup, device: str, dtype: Any) -> Any:
+    import transformers
+
+    model_class = getattr(transformers, model.model_class, None)
+    if model_class is None:
+        raise BadInput("model", f"transformers has no class {model.model_class}")
+    built = _construct(model_class, build_config(model, setup), setup.attention, device, dtype)
+    built.tie_weights()
+    _give_weights(built, device)
+    return built
+
+
+def _made(model: Model, micro_batch: int, sequence: int | None, device: str, dtype: Any) -> tuple[Any, dict[str, Any]]:
+    """(model, batch) of a person's own function. Raises BadInput("factory", ...) where it fails, or returns something else."""
+    import torch
+
+    name = model.factory.reference
+    module, _, function = name.partition(":")
+    previous = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            made = getattr(importlib.import_module(module), function)(micro_batch=micro_batch, **({} if sequence is None else {"sequence": sequence}))
+    except Exception as error:  # whatever a person's code raises
+        raise BadInput("factory", f"{name} raised {type(error).__name__}: {reason(error)}") from None
+    finally:
+        torch.set_default_dtype(previous)
+    if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[0], torch.nn.Module) or not isinstance(made[1], Mapping):
+        raise BadInput("factory", f"{name} returned something else than (a torch.nn.Module, a dictionary of its forward's arguments)")
+    tensors = [t for t in made[1].values() if isinstance(t, torch.Tensor)]
+    if not any(t.dim() and t.shape[0] == micro_batch for t in tensors):
+        raise BadInput("factory", f"{name} returned a batch in which no tensor begins with micro_batch, {micro_batch}, samples")
+    if any(t.device.type != torch.device(device).type for t in (*made[0].parameters(), *tensors)):
+        raise BadInput("factory", f"{name} names a device; let torch's default device be, which is {device} here")
+    return made[0].to(dtype), dict(made[1])
 
 
 def _construct(model_class: Any, config: Any, attention: str, device: str, dtype: Any) -> Any:
@@ -164,6 +194,8 @@ def _checkpoint(built: Any, model: Model, asked: bool | Mapping[str, Any]) -> No
 def make_batch(model: Model, setup: Setup, *, device: str, dtype: Any, generator: Any = None) -> dict[str, Any]:
     """A full-length batch with labels, in the model's dtype; random ids, so that the loss is finite. On "meta", shapes only."""
     at = lengths(setup, model)
+    if model.factory is not None:
+        return _made(model, at.micro_batch, at.sequence, device, dtype)[1]
     make = _BatchMaker(model, at.micro_batch, device, dtype, generator)
     batch = _BATCHES[model.task](make, at)
     if setup.padding and "input_ids" in batch:

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
-Task = Literal["contrastive", "image", "causal", "masked", "seq2seq", "speech", "image_text"]
+Task = Literal["contrastive", "image", "causal", "masked", "seq2seq", "speech", "image_text", "own"]
 
 _CONTRASTIVE = ("CLIPModel", "SiglipModel")
 _IMAGE_TEXT = ("InternVLForConditionalGeneration",)

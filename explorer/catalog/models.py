@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -14,10 +14,11 @@ from typing import Any, Literal
 from explorer.catalog.checks import check
 from explorer.catalog.hub import hub_config
 from explorer.catalog.kinds import Kind, Task, kinds, task_of
+from explorer.catalog.own import Factory, find_factory
 from explorer.errors import BadInput, shown
 from explorer.jsonfile import read_json
 
-Source = Literal["catalog", "config", "hub"]
+Source = Literal["catalog", "config", "hub", "own"]
 _DROPPED = {"_name_or_path", "transformers_version", "torch_dtype", "dtype", "architectures", "auto_class", "auto_map", "use_cache", "_attn_implementation", "attn_implementation"}
 """Keys that say nothing of the model's shape."""
 _AUTO: dict[str, Task] = {
@@ -68,6 +69,8 @@ class Model:
     key: str
     """Digest of class and config: what tapes are filed under."""
     source: Source
+    factory: Factory | None = None
+    """What makes a person's own model."""
 
     @property
     def in_4_bit(self) -> bool:
@@ -86,6 +89,8 @@ def find_model(model: str | Mapping[str, Any]) -> Model:
     """The model a Setup names: a catalog name, a folder or file with a config.json, a hub id, or a config. Raises BadInput("model", ...)."""
     if isinstance(model, Mapping):
         return _from_config(json.dumps(model, sort_keys=True, default=dict))
+    if model in _OWN:
+        return _OWN[model]
     for known in models():
         if model.lower() in (known.name.lower(), _short_name(known).lower()):
             return known
@@ -95,6 +100,23 @@ def find_model(model: str | Mapping[str, Any]) -> Model:
     if model.endswith(".json") or model.startswith(("/", "./", "../", "~")):
         raise BadInput("model", f"{shown(model, 160)} is no folder with a config.json and no .json file; give a catalog name, a folder with a config.json, or a hub id")
     return _from_config(hub_config(model, _way_out(model)), name=model, source="hub")
+
+
+_OWN: dict[str, Model] = {}
+"""Own models by their functions' names: what this process was given in Python, and nothing else."""
+
+
+def own_model(function: str | Callable[..., Any]) -> Model:
+    """A person's own model, from then on found by its function's name in this process. Raises BadInput("factory", ...)."""
+    factory = find_factory(function)
+    _OWN[factory.reference] = model = Model(
+        name=factory.reference, family="own", config={}, model_type="own", model_class="", task="own", hidden_size=None,
+        axes=("sequence",) if factory.takes_sequence else (),
+        default_sequence=(factory.sequence or _USUAL_SEQUENCE["causal"]) if factory.takes_sequence else None,
+        default_target_sequence=None, default_image_size=None, sequence_limit=None, target_sequence_limit=None,
+        patch_size=None, token_side=None, vocab_size=None, parameters=None, key=factory.digest, source="own", factory=factory,
+    )
+    return model
 
 
 def _config_file(name: str) -> Path | None:

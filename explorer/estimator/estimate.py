@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from explorer import timeline
-from explorer.catalog import Card, Lengths, Model, find_card, find_model, lengths
+from explorer.catalog import Card, Lengths, Model, find_card, find_model, lengths, own_model
 from explorer.dsconfig import Settings, resolve, versions
-from explorer.errors import CouldNotRun
+from explorer.errors import BadInput, CouldNotRun, shown
 from explorer.estimator import saving, tapes, verdict
 from explorer.estimator.allocator import Options, Usage, run
 from explorer.estimator.replay import replay
@@ -37,14 +37,26 @@ _SURE = 0.75
 """Part of the capacity whose batch the search begins at: what is reserved beyond what is allocated, a sixth at most in the jobs looked at, has a third there."""
 
 
-def estimate(setup: Setup | Mapping[str, Any], largest: bool = True, on_progress: tapes.Progress | None = None, sources: bool = False) -> Profile:
+def estimate(setup: Setup | Mapping[str, Any], largest: bool = True, on_progress: tapes.Progress | None = None, sources: bool = False, factory: str | Callable[..., Any] | None = None) -> Profile:
     """What memory one training step of `setup` takes. Raises BadInput for what cannot be, CouldNotRun where a tape is missing.
 
     `sources`: also say what the peak is made of and where each part comes from. `largest`: also search the largest micro-batch that fits, which takes a few dozen replays.
+    `factory`: your own model, in place of `model`: a module's function of `micro_batch` and, where there is one, `sequence` that returns (model, batch), or its name,
+    "package.module:function" (catalog/own.py). It is run in the worker, on tensors without memory.
     """
+    if factory is not None:
+        setup = _with_own_model(setup, factory)
     job = setup if isinstance(setup, Setup) else Setup.from_job(setup)
     work = _Work(job, on_progress)
     return work.profile(largest_micro_batch(job, on_progress) if largest else None, sources)
+
+
+def _with_own_model(setup: Setup | Mapping[str, Any], factory: str | Callable[..., Any]) -> dict[str, Any]:
+    job = setup.to_job() if isinstance(setup, Setup) else dict(setup)
+    name = own_model(factory).name
+    if job.get("model", name) != name:
+        raise BadInput("model", f"is {shown(job['model'])}, and a factory makes the model; leave one of them out")
+    return {**job, "model": name}
 
 
 def largest_micro_batch(setup: Setup, on_progress: tapes.Progress | None = None, stop: threading.Event | None = None) -> int | None:

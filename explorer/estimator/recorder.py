@@ -6,10 +6,11 @@ that the middle ones agree before it writes a loop. Shapes are small: on the met
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from explorer.catalog import Model, find_model, image_tokens
+from explorer.catalog import Model, find_model, image_tokens, own_model
 from explorer.errors import CouldNotRun
 from explorer.estimator.compiler import Basis, Irregular, SizeTable, basis, check_layers, compile_events
 from explorer.estimator.program import Layers
@@ -20,8 +21,12 @@ Emit = Callable[[dict[str, Any]], None]
 
 
 def record(argument: Mapping[str, Any], emit: Emit) -> dict[str, Any]:
-    """Worker entry: `argument` has "job" (a job file's content) and "key" (the fields of a Key); returns the tape as JSON."""
+    """Worker entry: `argument` has "job" (a job file's content), "key" (the fields of a Key) and "factory" (an own model's function and folder, or None); returns the tape as JSON."""
     key = Key(**{**argument["key"], "trainable": tuple(argument["key"]["trainable"])})
+    if argument.get("factory"):
+        reference, folder = argument["factory"]
+        sys.path.insert(0, folder)
+        own_model(reference)
     return make_tape(Setup.from_job(argument["job"]), key).to_json()
 
 

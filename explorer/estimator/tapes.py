@@ -56,7 +56,7 @@ def _checkpointing(setup: Setup) -> str:
 def find(setup: Setup, wanted: Key, model: Model, on_progress: Progress | None = None) -> Tape:
     """The tape under a key. Raises CouldNotRun where it must be recorded and cannot be."""
     tape = _shipped(model.key).get(wanted.text) or _cached(wanted.text)
-    return tape if tape is not None else _record(setup, wanted, on_progress)
+    return tape if tape is not None else _record(setup, wanted, model, on_progress)
 
 
 @lru_cache(maxsize=64)
@@ -95,12 +95,12 @@ def _cached(text: str) -> Tape | None:
     return _read(path, path.stat().st_mtime_ns) if path.exists() else None
 
 
-def _record(setup: Setup, wanted: Key, on_progress: Progress | None) -> Tape:
+def _record(setup: Setup, wanted: Key, model: Model, on_progress: Progress | None) -> Tape:
     from dataclasses import asdict
 
     from explorer.measure.client import run_in_worker
 
-    data = run_in_worker("explorer.estimator.recorder:record", {"job": setup.to_job(), "key": asdict(wanted)}, on_progress=on_progress, timeout_s=120)
+    data = run_in_worker("explorer.estimator.recorder:record", {"job": setup.to_job(), "key": asdict(wanted), "factory": model.factory and model.factory[:2]}, on_progress=on_progress, timeout_s=120)
     path = _path(wanted.text)
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(f".{os.getpid()}")
