@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from benchmarks.accuracy.rows import Pair, Row, limit_ratio
+from explorer.estimator.estimate import NCCL_BYTES
 from explorer.profile import CATEGORIES
 from explorer.units import MiB
 
@@ -145,9 +146,15 @@ def host_pinned(pairs: Sequence[Pair]) -> Figure:
 
 
 def host_resident(pairs: Sequence[Pair]) -> Figure:
-    """Resident host memory of the process."""
-    found = ((p.row.name, relative(p.profile.host.resident_bytes, p.row.host["resident_bytes"])) for p in pairs if p.row.host.get("resident_bytes"))
+    """Resident host memory of the process. A row that stood in for a rank of several loaded no NCCL."""
+    found = ((p.row.name, relative(p.profile.host.resident_bytes - (NCCL_BYTES if p.row.stood_in else 0), p.row.host["resident_bytes"])) for p in pairs if p.row.host.get("resident_bytes"))
     return _figure("host, resident", found, {"worst": 0.10})
+
+
+def host_offloaded(pairs: Sequence[Pair]) -> Figure:
+    """The same, of jobs that keep DeepSpeed's tensors on the host."""
+    offloaded = [p for p in pairs if p.profile.host.pinned_bytes + p.profile.host.pageable_bytes]
+    return replace(host_resident(offloaded), name="host, resident, of offloaded jobs")
 
 
 # --- verdicts

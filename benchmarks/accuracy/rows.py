@@ -56,6 +56,11 @@ class Row:
         limit = self.setup.get("capacity_gib")
         return None if limit is None else int(limit * GiB)
 
+    @property
+    def stood_in(self) -> bool:
+        """Whether one GPU stood in for a rank of several, with a process group that loads no NCCL."""
+        return self.setup.get("world_size", 1) > 1
+
     def phase(self, step: str, phase: str) -> Mapping[str, Any] | None:
         """That phase of that step, None where the run did not reach it."""
         return next((p for p in self.steps.get(step, ()) if p["phase"] == phase), None)

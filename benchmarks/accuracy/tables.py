@@ -63,7 +63,7 @@ def summary(pairs: Sequence[Pair]) -> tuple[list[Figure], list[Count]]:
     """Every figure with a bar, over the accuracy rows; held-out architectures and verdicts have their own."""
     chosen = rows.accuracy(pairs)
     barred = [f for f in figures.phases(chosen) if f.bars]
-    return [figures.peak_allocated(chosen), *barred, figures.reserved(chosen), figures.host_pinned(chosen), figures.host_resident(chosen)], [figures.under_estimates(chosen)]
+    return [figures.peak_allocated(chosen), *barred, figures.reserved(chosen), figures.host_pinned(chosen), figures.host_resident(chosen), figures.host_offloaded(chosen)], [figures.under_estimates(chosen)]
 
 
 def accuracy_section(pairs: Sequence[Pair]) -> str:

@@ -28,8 +28,10 @@ from explorer.units import GiB, MiB, human
 DEFAULT_WORKSPACE = 32 * MiB
 """cuBLAS's workspace where no card is named: Hopper's (catalog/cards.json has each card's)."""
 
-PROCESS_BYTES = 1_340_000_000
-"""Host memory that CUDA, cuBLAS, cuDNN and NCCL add to a process, beyond Python and torch themselves: 1.25 GiB, read on an H200."""
+PROCESS_BYTES = 950_000_000
+"""Host memory that CUDA's context, its libraries and the kernels add to a process as they load, beyond Python and torch themselves: 0.7 to 1.2 GB on an H200, by the kernels a model needs."""
+NCCL_BYTES = 357_000_000
+"""What NCCL's first collective adds to that: the median of five readings on an H200, 343 to 361 MB (benchmarks/gpu/host-h200.jsonl)."""
 
 _SEARCH_REPLAYS = 24
 _LARGEST_BATCH = 1 << 20
@@ -291,9 +293,9 @@ def _provenance(stream: Stream) -> dict[str, str]:
 def _host(rules: Rules, setup: Setup) -> Host:
     """What DeepSpeed keeps on the host, and what CUDA's libraries take there."""
     host = rules.host
-    resident = host.pinned_bytes + host.pageable_bytes + PROCESS_BYTES
+    resident = host.pinned_bytes + host.pageable_bytes + PROCESS_BYTES + NCCL_BYTES
     processes = min(setup.world_size, setup.gpus_per_node)
-    peak = host.peak_bytes + PROCESS_BYTES
+    peak = host.peak_bytes + PROCESS_BYTES + NCCL_BYTES
     return Host(pinned_bytes=host.pinned_bytes, pageable_bytes=host.pageable_bytes, resident_bytes=resident, peak_bytes=peak, per_node_bytes=peak * processes)
 
 
