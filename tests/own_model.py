@@ -28,6 +28,32 @@ class Stack(nn.Module):
         return SimpleNamespace(loss=x.float().square().mean())
 
 
+class Moody(Stack):
+    def forward(self, x: torch.Tensor) -> SimpleNamespace:
+        return super().forward(x if x.sum() > 0 else -x)
+
+
+class Preference(nn.Module):
+    """As in DPO: what trains is compared with a frozen copy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.policy, self.reference = Stack(64, 8), Stack(64, 8).requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> SimpleNamespace:
+        with torch.no_grad():
+            usual = self.reference(x).loss
+        return SimpleNamespace(loss=self.policy(x).loss - usual)
+
+
+def moody(micro_batch):
+    return Moody(64, 8), {"x": torch.zeros(micro_batch, 16, 64)}
+
+
+def preference(micro_batch):
+    return Preference(), {"x": torch.zeros(micro_batch, 16, 64)}
+
+
 def build(micro_batch, sequence=16):
     return Stack(64, 8), {"x": torch.zeros(micro_batch, sequence, 64)}
 

@@ -7,7 +7,7 @@ import pytest
 from explorer import Setup, estimate
 from explorer.catalog import find_model
 from explorer.catalog.own import find_factory
-from explorer.errors import BadInput
+from explorer.errors import BadInput, CouldNotRun
 
 pytest.importorskip("torch")
 
@@ -79,3 +79,24 @@ def test_where_python_was_started_cannot_be_imported():
 def test_two_models_are_one_too_many():
     with pytest.raises(BadInput, match="model: is \"gpt2\", and a factory makes the model"):
         estimate({**JOB, "model": "gpt2"}, factory=own_model.build, largest=False)
+
+
+def test_a_frozen_reference_model_is_weights_and_nothing_else():
+    alone, both = (estimate(JOB, factory=f, largest=False) for f in (own_model.build, own_model.preference))
+    assert (both.parameters, both.trainable_parameters) == (2 * WEIGHTS, WEIGHTS)
+    more = {category: both.at_peak[category] - alone.at_peak[category] for category in both.at_peak}
+    assert 2 * WEIGHTS <= more["parameters"] <= 2 * WEIGHTS + 512 * 32  # each of its 32 tensors in a block of its own
+    assert more["gradients"] == more["optimizer"] == 0
+    assert abs(more["activations"]) < 1024
+
+
+def test_what_cannot_be_followed_is_told_with_its_states():
+    """bf16 weights and gradients, fp32 master and two moments: sixteen bytes a parameter, and what the step adds."""
+    with pytest.raises(CouldNotRun, match="looks at tensor values.*its states alone.* at least on this GPU: a bound"):
+        estimate(JOB, factory=own_model.moody, largest=False)
+
+
+def test_a_setting_that_is_not_modelled_is_told_with_its_states():
+    job = {"model": "gpt2", "micro_batch": 2, "deepspeed": {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}, "zero_optimization": {"stage": 3}}}
+    with pytest.raises(CouldNotRun, match="torch_autocast at stage 3 is not modelled.*its states alone"):
+        estimate(job, largest=False)

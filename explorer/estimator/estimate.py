@@ -16,6 +16,7 @@ from explorer.dsconfig import Settings, resolve, versions
 from explorer.errors import BadInput, CouldNotRun, shown
 from explorer.estimator import saving, tapes, verdict
 from explorer.estimator.allocator import Options, Usage, run
+from explorer.estimator.bound import states_bound
 from explorer.estimator.replay import replay
 from explorer.estimator.rules.base import Rules
 from explorer.estimator.sources import at_peak
@@ -176,7 +177,10 @@ class _Work:
         workspace = self.card.cublas_workspace_bytes if self.card else DEFAULT_WORKSPACE
         at = {"batch": self.lengths.micro_batch, "sequence": self.lengths.sequence, "target_sequence": self.lengths.target_sequence, "patches": self.lengths.patches}
         self.patches = self.lengths.patches or 0
-        self.stream, self.rules = replay(self.settings, self.tape, at, workspace)
+        try:
+            self.stream, self.rules = replay(self.settings, self.tape, at, workspace)
+        except CouldNotRun as error:
+            raise CouldNotRun(f"{error}; {states_bound(self.settings, self.tape, at)}") from None
         self.options = Options(
             expandable_segments=bool(setup.allocator.get("expandable_segments", False)),
             max_split_bytes=setup.allocator["max_split_size_mb"] * MiB if setup.allocator.get("max_split_size_mb") else None,

@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from explorer.catalog import Model, find_model, image_tokens, own_model
-from explorer.errors import CouldNotRun
+import numpy as np
+
+from explorer.catalog import Model, find_model, image_tokens, lengths, own_model
+from explorer.dsconfig import resolve
+from explorer.errors import BadInput, CouldNotRun, one_line
+from explorer.estimator.bound import states_bound
 from explorer.estimator.compiler import Basis, Irregular, SizeTable, basis, check_layers, compile_events
 from explorer.estimator.program import Layers
 from explorer.estimator.tape import Key, Tape
@@ -27,7 +32,18 @@ def record(argument: Mapping[str, Any], emit: Emit) -> dict[str, Any]:
         reference, folder = argument["factory"]
         sys.path.insert(0, folder)
         own_model(reference)
-    return make_tape(Setup.from_job(argument["job"]), key).to_json()
+    setup = Setup.from_job(argument["job"])
+    try:
+        return make_tape(setup, key).to_json()
+    except CouldNotRun as error:
+        raise CouldNotRun(f"{error}; {_bound(setup, key)}") from None
+
+
+def _bound(setup: Setup, key: Key) -> str:
+    """What is known without a forward."""
+    model = find_model(setup.model)
+    found = lengths(setup, model)
+    return states_bound(resolve(setup), _Recording(setup, model, key, None).inventory(), {"patches": found.patches})
 
 
 def make_tape(setup: Setup, key: Key) -> Tape:
@@ -51,7 +67,6 @@ class _Recording:
 
     def tape(self) -> Tape:
         import torch
-        import transformers
 
         torch.set_num_threads(1)
         basis_ = self._basis()
@@ -63,11 +78,8 @@ class _Recording:
         table = SizeTable(basis_)
         segments, program = compile_events([t.events for t in traces], traces[0].categories, table, layers, self.units or 0)
         batch = self._batch_rows(basis_, table)
-        import numpy as np
-
-        return Tape(
-            key=self.key.text,
-            versions={"torch": torch.__version__.split("+")[0], "transformers": transformers.__version__},
+        return replace(
+            self.inventory(),
             variables=basis_.variables,
             exponents=basis_.exponents,
             table=np.array(table.table),
@@ -77,6 +89,18 @@ class _Recording:
             segments=segments,
             program=program,
             batch=batch,
+        )
+
+    def inventory(self) -> Tape:
+        """A tape of the whole model's modules and parameters, with no events."""
+        import torch
+        import transformers
+
+        nothing = np.zeros((0, 1))
+        return Tape(
+            key=self.key.text,
+            versions={"torch": torch.__version__.split("+")[0], "transformers": transformers.__version__},
+            variables=(), exponents=((),), table=nothing, lengths=nothing, rounding=np.zeros((0, 4), dtype=np.int64), layers=(), segments=(), program=(), batch=(),
             window=sliding_window(self.model),
             **self._inventory(),
         )
@@ -124,7 +148,12 @@ class _Recording:
         batch = make_batch(self.model, setup, device="meta", dtype=getattr(torch, DTYPES[self.key.dtype]))
         autocast = Autocast(getattr(torch, AUTOCAST[self.key.dtype])) if self.key.dtype in AUTOCAST else None
         forced = "flash" if self.key.attention == "flash_attention_2" else None
-        return record_trace(model, batch, self.key.generation, forced, self.key.padding, autocast)
+        try:
+            return record_trace(model, batch, self.key.generation, forced, self.key.padding if self.model.factory is None else None, autocast)
+        except (BadInput, CouldNotRun):
+            raise
+        except Exception as error:
+            raise CouldNotRun(f"{self.model.name}'s forward stopped while it was recorded on tensors without data ({type(error).__name__}: {one_line(error, 200)}); try \"attention\": \"eager\", or the probe") from error
 
     def _setup(self, at: Mapping[str, int]) -> Setup:
         changes: dict[str, Any] = {"micro_batch": at.get("batch", 1), "deepspeed": {}}

@@ -45,7 +45,7 @@ class _Call:
 class Trace(TorchDispatchMode):
     """The events of one run; use `record`."""
 
-    def __init__(self, model: torch.nn.Module, padded: bool, autocast: Autocast | None) -> None:
+    def __init__(self, model: torch.nn.Module, padded: bool | None, autocast: Autocast | None) -> None:
         super().__init__()
         self.padded, self.autocast = padded, autocast
         self.events: list[Event] = []
@@ -252,9 +252,9 @@ class Trace(TorchDispatchMode):
         return ready
 
 
-def _scalar(tensor: torch.Tensor, padded: bool) -> Any:
-    """A question about values has no answer on the meta device; whether a batch's mask is all ones has."""
-    if tensor.dtype == torch.bool:
+def _scalar(tensor: torch.Tensor, padded: bool | None) -> Any:
+    """A question about values has no answer on the meta device; whether a batch's mask is all ones has, which is what transformers' models ask."""
+    if tensor.dtype == torch.bool and padded is not None:
         return not padded
     raise CouldNotRun("the model's forward looks at tensor values, which a recording does not have; try eager attention, or the probe")
 
@@ -282,9 +282,10 @@ def _no_collection() -> Iterator[None]:
         gc.enable()
 
 
-def record(model: torch.nn.Module, batch: Mapping[str, Any], generation: str, forced_attention: str | None = None, padded: bool = False, autocast: Autocast | None = None) -> Trace:
+def record(model: torch.nn.Module, batch: Mapping[str, Any], generation: str, forced_attention: str | None = None, padded: bool | None = False, autocast: Autocast | None = None) -> Trace:
     """Run `loss = model(**batch).loss; loss.backward()` on the meta device and return what it did.
 
+    `padded`: the answer to a model that asks whether its mask has a gap; None where nobody knows what a model asks.
     The events keep gradients allocated (their rules free them), and free whatever else is left at the end.
     """
     trace = Trace(model, padded, autocast)
