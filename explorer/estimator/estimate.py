@@ -34,6 +34,8 @@ PROCESS_BYTES = 950_000_000
 NCCL_BYTES = 357_000_000
 """What NCCL's first collective adds to that: the median of five readings on an H200, 343 to 361 MB (benchmarks/gpu/host-h200.jsonl)."""
 
+_EVALUATED = 8
+"""The Trainer's own per_device_eval_batch_size."""
 _SEARCH_REPLAYS = 24
 _LARGEST_BATCH = 1 << 20
 _SURE = 0.75
@@ -219,10 +221,21 @@ class _Work:
             timeline=curve, timeline_phases=runs,
         )
 
+    def _evaluation(self, trainer: Mapping[str, Any]) -> list[str]:
+        """What a pass without gradients takes at most: a training forward of its batch keeps all that it keeps, and more."""
+        if not _evaluates(trainer):
+            return []
+        samples = trainer.get("per_device_eval_batch_size", _EVALUATED)
+        marks = [m for m in (work := _Work(with_micro_batch(self.setup, samples), None)).stream.marks if (m.step, m.phase) == ("steady", "forward")]
+        most = max(int(work.unlimited.allocated[m.start : m.end + 1].max()) for m in marks)
+        kept = "" if trainer.get("prediction_loss_only") else "; the predictions it collects come on top, on the GPU until eval_accumulation_steps moves them to the host"
+        return [f"an evaluation of {samples} samples a GPU (per_device_eval_batch_size) is no part of the step; it takes {human(most)} at most, as a training forward of them would{kept}"]
+
     def _notes(self) -> tuple[str, ...]:
         notes = list(self.settings.notes)
         if self.setup.trainer is not None:
-            notes.append("the trainer part is read for its \"auto\" values; the step itself is the plain engine's")
+            notes.append("the trainer part fills \"auto\" values and chooses the optimizer and its groups; the step itself is the plain engine's")
+            notes.extend(self._evaluation(self.setup.trainer))
         if self.setup.lora is not None and self.settings.stage == 3 and self.settings.precision != "fp32":
             notes.append(f"LoRA's adapters are taken in {self.settings.precision}: attach them with autocast_adapter_dtype=False, or at stage 3 peft keeps them, and copies of their inputs, in fp32")
         notes.extend(versions.notes(self.setup.deepspeed_version))
@@ -242,6 +255,11 @@ class _Work:
         if self.settings.precision == "fp16":
             notes.append("fp16 usually skips its first steps for overflow; the first step here is the first one applied")
         return tuple(notes)
+
+
+def _evaluates(trainer: Mapping[str, Any]) -> bool:
+    """Whether the Trainer evaluates while it trains (transformers/training_args.py)."""
+    return trainer.get("eval_strategy", "no") not in ("no", None) or bool(trainer.get("do_eval")) or bool(trainer.get("eval_on_start"))
 
 
 def categories_at(stream: Stream, usage: Usage, position: int) -> dict[str, int]:
