@@ -226,7 +226,8 @@ class _Work:
         if not _evaluates(trainer):
             return []
         samples = trainer.get("per_device_eval_batch_size", _EVALUATED)
-        marks = [m for m in (work := _Work(with_micro_batch(self.setup, samples), None)).stream.marks if (m.step, m.phase) == ("steady", "forward")]
+        work = _Work(with_micro_batch(self.setup, samples), None)
+        marks = [m for m in work.stream.marks if (m.step, m.phase) == ("steady", "forward")]
         most = max(int(work.unlimited.allocated[m.start : m.end + 1].max()) for m in marks)
         kept = "" if trainer.get("prediction_loss_only") else "; the predictions it collects come on top, on the GPU until eval_accumulation_steps moves them to the host"
         return [f"an evaluation of {samples} samples a GPU (per_device_eval_batch_size) is no part of the step; it takes {human(most)} at most, as a training forward of them would{kept}"]
