@@ -71,7 +71,7 @@ class Allocator:
         self.pools: dict[int, _Pool] = defaultdict(list)
         self.tails: dict[int, _Block] = {}
         """Expandable segments: the last block of each pool's one segment."""
-        self.allocated = self.reserved = 0
+        self.reserved = 0
         self.next_address = 0
 
     def fitting(self, size: int, stream: int) -> int:
@@ -93,12 +93,18 @@ class Allocator:
     def allocate(self, size: int, stream: int) -> _Block | None:
         """A block of at least `size` (already rounded) bytes, or None where the limit leaves no room."""
         key = stream * 2 + (size <= SMALL)
-        i = self.fitting(size, stream)
-        block = self.pools[key].pop(i)[2] if i >= 0 else self._segment(size, key, size <= SMALL)
-        if block is None:
-            return None
+        pool = self.pools[key]
+        i = bisect_left(pool, (size,))
+        if i < len(pool) and pool[i][0] < self.most:
+            block = pool.pop(i)[2]  # the usual case of `fitting`, without a call
+        elif (i := self.fitting(size, stream)) >= 0:
+            block = pool.pop(i)[2]
+        else:
+            block = self._segment(size, key, size <= SMALL)
+            if block is None:
+                return None
         have = block[SIZE]
-        taken = self.kept(have, size)
+        taken = have if have == size else self.kept(have, size)
         if taken != have:
             address = block[ADDRESS] + size
             rest = [have - size, address, True, block, block[AFTER], key, block[SEGMENT]]
@@ -107,9 +113,8 @@ class Allocator:
             block[SIZE], block[AFTER] = size, rest
             if self.expandable and self.tails[key] is block:
                 self.tails[key] = rest
-            insort(self.pools[key], (have - size, address, rest))
+            insort(pool, (have - size, address, rest))
         block[FREE] = False
-        self.allocated += taken
         return block
 
     def _segment(self, size: int, key: int, small: bool) -> _Block | None:
@@ -190,7 +195,6 @@ class Allocator:
     def free(self, block: _Block) -> None:
         """Return a block to its pool, merged with free neighbours."""
         size, address, _, before, after, key, _ = block
-        self.allocated -= size
         pool = self.pools[key]
         if after is not None and after[FREE]:
             more = after[SIZE]
@@ -223,43 +227,48 @@ def _remove(pool: _Pool, block: _Block) -> None:
 def run(stream: Stream, options: Options, limit: int | None = None, releases: frozenset[int] = frozenset()) -> Usage:
     """Play a stream through the allocator; `releases` are positions where DeepSpeed calls `empty_cache`. Stops at the first failure."""
     allocator = Allocator(options, limit)
+    allocate, free, pools = allocator.allocate, allocator.free, allocator.pools
     rounded = ((stream.bytes + MINIMUM - 1) // MINIMUM * MINIMUM).tolist()
     streams = stream.streams.tolist()
     order = stream.order.tolist()
-    allocated, reserved = [0] * (len(order) + 1), [0] * (len(order) + 1)
     live: dict[int, _Block] = {}
     sizes = list(rounded)
-    failure = None
-    position = 0
+    changes, levels, reserved = [0], [0], 0
+    """Positions where what is reserved changes, and to what."""
+    failed = 0
     passing = 0
     """A block that is freed next, and so changes nothing."""
-    for position, event in enumerate(order, 1):
+    following = iter([*order[1:], 0])
+    for position, (event, after) in enumerate(zip(order, following, strict=True), 1):
         if event < 0:
             if -event == passing:
                 passing = 0
             elif rounded[-event - 1]:
-                allocator.free(live.pop(-event))
-            allocated[position] = allocator.allocated
-            reserved[position] = allocator.reserved
+                free(live.pop(-event))
             continue
-        size = rounded[event - 1]  # PyTorch asks for nothing where there are no bytes
-        if size:
-            if position in releases:
-                allocator.release()
-            side = streams[event - 1]
-            if position < len(order) and order[position] == -event and (i := allocator.fitting(size, side)) >= 0:
-                passing = event
-                sizes[event - 1] = allocator.kept(allocator.pools[side * 2 + (size <= SMALL)][i][0], size)
-                allocated[position] = allocator.allocated + sizes[event - 1]
-                reserved[position] = allocator.reserved
-                continue
-            block = allocator.allocate(size, side)
+        size = rounded[event - 1]
+        if not size:  # PyTorch asks for nothing where there are no bytes
+            continue
+        if position in releases:
+            allocator.release()
+        side = streams[event - 1]
+        if after == -event and (i := allocator.fitting(size, side)) >= 0:
+            passing = event
+            sizes[event - 1] = allocator.kept(pools[side * 2 + (size <= SMALL)][i][0], size)
+        else:
+            block = allocate(size, side)
             if block is None:
-                failure = OutOfMemory(position - 1, event, int(stream.bytes[event - 1]), allocator.allocated, allocator.reserved)
-                position -= 1
+                failed = position
                 break
             live[event] = block
             sizes[event - 1] = block[SIZE]
-        allocated[position] = allocator.allocated
-        reserved[position] = allocator.reserved
-    return Usage(np.array(allocated[: position + 1]), np.array(reserved[: position + 1]), np.array(sizes), failure)
+        if allocator.reserved != reserved:
+            reserved = allocator.reserved
+            changes.append(position)
+            levels.append(reserved)
+    played = stream.order[: failed - 1] if failed else stream.order
+    by_block = np.array(sizes, dtype=np.int64)
+    allocated = np.concatenate([[0], np.cumsum(np.sign(played) * by_block[np.abs(played) - 1])])
+    held = np.repeat(levels, np.diff([*changes, len(played) + 1]))
+    failure = OutOfMemory(failed - 1, order[failed - 1], int(stream.bytes[order[failed - 1] - 1]), int(allocated[-1]), allocator.reserved) if failed else None
+    return Usage(allocated, held, by_block, failure)
