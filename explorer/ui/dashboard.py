@@ -69,6 +69,7 @@ class Explorer(W.VBox):
 
     def _build(self) -> None:
         self._verdict, self._figures, self._table = W.HTML(), W.HTML(), W.HTML()
+        self._origins = W.HTML()
         self._where, self._notes, self._job, self._notice, self._phase_note = W.HTML(), W.HTML(), W.HTML(), W.HTML(), W.HTML()
         self._runtime = VegaRuntime()
         self._card_chart, self._phase_chart = LiveChart(spec=spec("card_spec")), LiveChart(spec=spec("phase_spec"))
@@ -77,7 +78,7 @@ class Explorer(W.VBox):
         head = _classed(W.HBox([_classed(W.HTML(panels.head()), "ex-title"), self._tools]), "ex-head")
         picture = _classed(W.VBox([self._card_chart, self._figures]), "ex-picture")
         phases = _classed(W.VBox([W.HTML(f"<h2>{text('chart.phase.title')}</h2>"), self._phase_note, self._phase_chart]), "ex-panel")
-        details = _classed(W.VBox([self._probe(), _classed(self._table, "ex-panel"), phases, _classed(self._notes, "ex-panel"), _classed(self._job, "ex-panel")]), "ex-details")
+        details = _classed(W.VBox([self._probe(), _classed(W.VBox([self._table, self._origins]), "ex-panel"), phases, _classed(self._notes, "ex-panel"), _classed(self._job, "ex-panel")]), "ex-details")
         style = _classed(W.HTML(f"<style>{(STATIC / 'style.css').read_text(encoding='utf-8')}</style>"), "ex-unseen")
         self._parts = (style, _classed(self._runtime, "ex-unseen"), head, _classed(W.VBox([self._notice, self._verdict]), "ex-verdict"), picture, self.controls.box, details)
 
@@ -108,6 +109,7 @@ class Explorer(W.VBox):
         state.observe(lambda _: self._show_estimate(), ["estimate", "measured", "comparison"])
         state.observe(lambda _: self._show_verdict(), ["problem", "obstacle", "busy", "estimate", "stale"])
         state.observe(lambda _: self._show_figures(), ["estimate", "measured", "largest", "largest_known"])
+        state.observe(lambda _: self._show_origins(), "sources")
         state.observe(lambda _: self._show_probe(), ["probe_status", "probe_obstacle", "setup", "measured"])
         state.observe(lambda _: self._show_job(), ["setup", "query"])
         state.observe(lambda _: self._show_notice(), "notices")
@@ -132,6 +134,9 @@ class Explorer(W.VBox):
 
     def _show_figures(self) -> None:
         self._figures.value = panels.figures(self.state)
+
+    def _show_origins(self) -> None:
+        self._origins.value = panels.origins(self.state.sources)
 
     def _show_probe(self) -> None:
         state = self.state

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 
-from explorer.profile import CATEGORIES, Profile
+from explorer.profile import CATEGORIES, Profile, Source
 from explorer.setup import Setup
 from explorer.ui.charts import COLOURS, Unit, unit_for
 from explorer.ui.measurements import Measured
@@ -132,6 +133,29 @@ def breakdown(estimated: Profile | None, measured: Profile | None) -> str:
         f'<thead><tr><th scope="col">{escape(text("table.category"))}</th><th aria-hidden="true" class="ex-bars"></th>{heads}{last}</tr></thead>'
         f"<tbody>{rows}</tbody><tfoot>{_sum('total', 'allocated_bytes', shown, unit)}{_sum('reserved', 'reserved_bytes', shown, unit)}</tfoot></table>"
     )
+
+
+def origins(sources: Sequence[Source]) -> str:
+    """What the estimated peak is made of and where each part comes from, folded away."""
+    if not sources:
+        return ""
+    rows = "".join(
+        f'<tr><th scope="row"><span class="ex-swatch" style="background:{COLOURS[s.category]}"></span><code>{escape(s.name)}</code></th>'
+        f'<td class="ex-num">{escape(human(s.n_bytes))}</td><td>{escape(text(f"origin.{s.provenance}"))}{_where(s)}</td></tr>'
+        for s in sources[:_MOST_ORIGINS]
+    )
+    rest = sources[_MOST_ORIGINS:]
+    more = f'<p class="ex-dim">{escape(text("origins.rest", n=len(rest), size=human(sum(s.n_bytes for s in rest))))}</p>' if rest else ""
+    heads = "".join(f'<th scope="col"{" class=ex-num" if key == "size" else ""}>{escape(text(f"origins.{key}"))}</th>' for key in ("part", "size", "kind"))
+    return f'<details class="ex-job ex-origins"><summary>{escape(text("origins.title"))}</summary><table class="ex-table"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>{more}</details>'
+
+
+_MOST_ORIGINS = 40
+
+
+def _where(source: Source) -> str:
+    """What a trace is of need not be said at every row."""
+    return "" if source.provenance == "traced" else f"<small>{escape(source.origin)}</small>"
 
 
 def _row(category: str, shown: list[tuple[str, Profile]], largest: int, unit: Unit) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import traitlets as T
 
 from explorer.errors import BadInput, CouldNotRun
-from explorer.profile import Difference, Profile, difference
+from explorer.profile import Difference, Profile, Source, difference
 from explorer.setup import Setup
 from explorer.ui import address, fields
 from explorer.ui.background import Latest, Post
@@ -80,6 +80,7 @@ class ExplorerState(T.HasTraits):
     busy = T.Unicode("", help="What is being worked out, when that takes longer than a moment.")
     largest = T.Int(None, allow_none=True, help="The largest micro-batch that fits; None if there is none or it is not known.")
     largest_known = T.Bool(False)
+    sources = T.Tuple(help="What the estimated peak is made of, each part with its origin; empty until that is worked out.")
     measured = T.Instance(Measured, allow_none=True)
     comparison = T.Instance(Difference, allow_none=True)
     probe_status = T.Instance(ProbeStatus, args=())
@@ -92,6 +93,7 @@ class ExplorerState(T.HasTraits):
         self._post: Post = post or (lambda call: call())
         self._estimates = Latest("estimate", lambda: self._post)
         self._largests = Latest("largest micro-batch", lambda: self._post)
+        self._origins = Latest("sources", lambda: self._post)
         self.measurements = Measurements()
         self._cancel: threading.Event | None = None
         self._stop = threading.Event()
@@ -236,7 +238,9 @@ class ExplorerState(T.HasTraits):
             self._show_lengths(lengths)
             self.probe_obstacle, self.measured = reason, measured
             self.largest, self.largest_known = profile.largest_micro_batch, profile.largest_micro_batch is not None
+            self.sources = ()
             self._compare()
+        self._origins.submit(lambda: _sources(setup), lambda result: self._sources_found(setup, result), delay_s=LARGEST_PAUSE_S)
         if not self.largest_known and profile.verdict.answer is not None:
             self._start_largest(setup)
 
@@ -246,9 +250,18 @@ class ExplorerState(T.HasTraits):
         stop = self._stop = threading.Event()
         self._largests.submit(lambda: largest_micro_batch(setup, stop=stop), lambda result: self._largest_found(setup, result), delay_s=LARGEST_PAUSE_S)
 
+    def _sources_found(self, setup: Setup, result: Any) -> None:
+        if setup == self.setup and not isinstance(result, Exception):
+            self.sources = result
+
+    def wait_sources(self, timeout_s: float = 30.0) -> None:
+        """Block until the origins are worked out."""
+        self._origins.wait(timeout_s)
+
     def _stop_largest(self) -> None:
         """Give way to the estimate: two threads would halve each other's speed."""
         self._largests.drop()
+        self._origins.drop()
         self._stop.set()
 
     def _largest_found(self, setup: Setup, result: Any) -> None:
@@ -346,3 +359,8 @@ def _reason(error: Exception) -> str:
     log.error("unexpected", exc_info=error)
     return f"This is a fault of the explorer, not of your job: {type(error).__name__}: {error}"[:600]
 
+
+def _sources(setup: Setup) -> tuple[Source, ...]:
+    from explorer.estimator.estimate import estimate
+
+    return estimate(setup, largest=False, sources=True).sources

@@ -100,3 +100,15 @@ def test_every_text_of_a_category_phase_and_control_is_there():
 def test_an_unknown_text_is_an_error():
     with pytest.raises(KeyError):
         texts.text("no such text")
+
+
+def test_every_part_of_the_peak_says_where_it_comes_from():
+    from explorer.ui.state import ExplorerState
+
+    state = ExplorerState()
+    state.wait_estimate()
+    state.wait_sources()
+    assert sum(s.n_bytes for s in state.sources) == state.estimate.peak.allocated_bytes
+    shown = panels.origins(state.sources)
+    assert "runtime/zero/stage_1_and_2.py, setup_buckets" in shown and "traced from the model" in shown
+    assert panels.origins(()) == ""
