@@ -129,7 +129,7 @@ def breakdown(estimated: Profile | None, measured: Profile | None) -> str:
     heads = "".join(f'<th scope="col" class="ex-num">{escape(text(f"table.{source}", unit=unit.name))}</th>' for source, _ in shown)
     last = f'<th scope="col" class="ex-num">{escape(text("table.difference"))}</th>' if len(shown) == 2 else ""
     return (
-        f'<h2>{escape(text("table.title"))}</h2><table class="ex-table"><caption class="ex-hidden">{escape(text("table.caption"))}</caption>'
+        f'<h2>{escape(text("table.title"))}</h2><table class="ex-table ex-breakdown"><caption class="ex-hidden">{escape(text("table.caption"))}</caption>'
         f'<thead><tr><th scope="col">{escape(text("table.category"))}</th><th aria-hidden="true" class="ex-bars"></th>{heads}{last}</tr></thead>'
         f"<tbody>{rows}</tbody><tfoot>{_sum('total', 'allocated_bytes', shown, unit)}{_sum('reserved', 'reserved_bytes', shown, unit)}</tfoot></table>"
     )
@@ -147,7 +147,7 @@ def origins(sources: Sequence[Source]) -> str:
     rest = sources[_MOST_ORIGINS:]
     more = f'<p class="ex-dim">{escape(text("origins.rest", n=len(rest), size=human(sum(s.n_bytes for s in rest))))}</p>' if rest else ""
     heads = "".join(f'<th scope="col"{" class=ex-num" if key == "size" else ""}>{escape(text(f"origins.{key}"))}</th>' for key in ("part", "size", "kind"))
-    return f'<details class="ex-job ex-origins"><summary>{escape(text("origins.title"))}</summary><table class="ex-table"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>{more}</details>'
+    return f'<details class="ex-fold ex-origins"><summary>{escape(text("origins.title"))}</summary><table class="ex-table"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>{more}</details>'
 
 
 _MOST_ORIGINS = 40
@@ -254,4 +254,4 @@ def notice(sentences: tuple[str, ...]) -> str:
 def job_file(job: str, digest: str) -> str:
     """The job file, folded away."""
     shown = f'<pre>{escape(job)}</pre><p class="ex-dim"><code>{escape(text("share.hint"))}</code></p>'
-    return f'<details class="ex-job" data-setup="{digest}"><summary>{escape(text("share.show"))}</summary>{shown}</details>'
+    return f'<details class="ex-fold ex-job" data-setup="{digest}"><summary>{escape(text("share.show"))}</summary>{shown}</details>'

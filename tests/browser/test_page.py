@@ -16,6 +16,8 @@ from tests.browser.conftest import TINY  # noqa: E402
 
 pytestmark = pytest.mark.browser
 
+TABLE = ".ex-breakdown"
+
 
 def bar(page: Page, source: str, category: str):
     """One segment of the picture, by what a screen reader says of it."""
@@ -51,7 +53,7 @@ def test_every_stage_has_its_own_picture(open_page):
         page.get_by_role("radiogroup", name="ZeRO stage").get_by_role("radio", name=stage, exact=True).check(force=True)
         expect(page.locator(".ex-job pre")).to_contain_text(f'"stage": {stage}')
         settled(page)
-        seen.add(page.locator(".ex-table tbody").inner_text())
+        seen.add(page.locator(f"{TABLE} tbody").inner_text())
     assert len(seen) >= 3  # stages 1 and 2 can agree at the peak, before gradients are all there
 
 
@@ -95,11 +97,11 @@ def test_a_link_restores_the_page(open_page):
     page.get_by_role("radiogroup", name="ZeRO stage").get_by_role("radio", name="1", exact=True).check(force=True)
     page.wait_for_url(re.compile(r"model=gpt2.*micro_batch=12.*stage=1"))
     settled(page)
-    said = page.locator(".ex-table").inner_text()
+    said = page.locator(TABLE).inner_text()
     open_page(page.url.partition("?")[2])
     expect(page.get_by_role("textbox", name="Micro-batch per GPU")).to_have_value("12")
     settled(page)
-    assert page.locator(".ex-table").inner_text() == said
+    assert page.locator(TABLE).inner_text() == said
 
 
 def test_a_bad_address_opens_the_page_with_a_notice(open_page):
@@ -116,7 +118,7 @@ def test_the_probe_button_ends_with_a_measured_bar(open_page):
     expect(page.get_by_role("button", name="Cancel")).to_be_visible()
     expect(bar(page, "Measured", "Parameters")).to_have_count(1, timeout=600_000)  # DeepSpeed compiles its optimizer the first time
     expect(page.locator(".ex-where")).to_contain_text("Measured on")
-    expect(page.locator(".ex-table thead")).to_contain_text("Difference")
+    expect(page.locator(f"{TABLE} thead")).to_contain_text("Difference")
 
 
 def test_a_running_probe_can_be_cancelled(open_page):

