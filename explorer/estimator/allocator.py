@@ -10,11 +10,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import defaultdict
-from dataclasses import dataclass, field
-
-import numpy as np
-
-from explorer.estimator.stream import Stream
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 MINIMUM = 512
 SMALL = 1 << 20
@@ -32,12 +29,16 @@ class Options:
     max_split_bytes: int | None = None
 
 
-class OutOfMemory(Exception):
-    """A request that the limit leaves no room for."""
+UNLIMITED = 1 << 62
 
-    def __init__(self, position: int, block: int, requested: int, allocated: int, reserved: int) -> None:
-        self.position, self.block, self.requested, self.allocated, self.reserved = position, block, requested, allocated, reserved
-        super().__init__(requested)
+
+class Parting(Exception):
+    """A request for memory of the device that some of an allocator's limits leave room for and others do not. Nothing has changed but what was released."""
+
+    def __init__(self, needed: int) -> None:
+        self.needed = needed
+        """Bytes that would be reserved."""
+        super().__init__(needed)
 
 
 _Block = list
@@ -49,22 +50,12 @@ _Pool = list[tuple[int, int, _Block]]
 """Free blocks by (size, address): tuples, which Python compares in C; addresses differ, so blocks are never compared."""
 
 
-@dataclass(slots=True)
-class Usage:
-    """allocated and reserved bytes after each event of a stream (int64, one longer than the order: index 0 is before the first)."""
-
-    allocated: np.ndarray
-    reserved: np.ndarray
-    sizes: np.ndarray
-    """Bytes of each block as the allocator counts them: rounded, and more where it was not split."""
-    failure: OutOfMemory | None = field(default=None)
-
-
 class Allocator:
-    """The allocator's state. Addresses are made up: only their order within and among segments matters."""
+    """The allocator's state, under one limit or under several that have made no difference so far. Addresses are made up: only their order within and among segments matters."""
 
-    def __init__(self, options: Options, limit: int | None) -> None:
-        self.limit = limit
+    def __init__(self, options: Options, limits: Sequence[int] = (UNLIMITED,)) -> None:
+        self.limits = limits
+        """Of what may be reserved, in ascending order."""
         self.expandable = options.expandable_segments
         self.most = options.max_split_bytes if options.max_split_bytes is not None and not self.expandable else 1 << 62
         """Blocks of this size and larger are never split, and serve only requests nearly as large."""
@@ -128,20 +119,29 @@ class Allocator:
 
     def _reserve(self, wanted: int) -> bool:
         """Take bytes of the device, after giving cached ones back where the limit asks for it."""
-        if self.limit is not None and self.reserved + wanted > self.limit:
+        if self._beyond(wanted):
             self.release()
-            if self.reserved + wanted > self.limit:
+            if self._beyond(wanted):
                 return False
         self.reserved += wanted
+        return True
+
+    def _beyond(self, wanted: int) -> bool:
+        """Whether so many bytes more are beyond the limits. Raises Parting where they are beyond some only."""
+        needed = self.reserved + wanted
+        if needed <= self.limits[0]:
+            return False
+        if needed <= self.limits[-1]:
+            raise Parting(needed)
         return True
 
     def _grow(self, size: int, key: int) -> _Block | None:
         """Map pages behind the pool's segment; a free last block grows, else a new one follows it."""
         tail, have, grown = self._growth(size, key)
-        if self.limit is not None and self.reserved + grown > self.limit:
+        if self._beyond(grown):
             self.release()
             tail, have, grown = self._growth(size, key)
-            if self.reserved + grown > self.limit:
+            if self._beyond(grown):
                 return None
         self.reserved += grown
         if have:
@@ -219,56 +219,21 @@ class Allocator:
         block[SIZE], block[FREE] = size, True
         insort(pool, (size, address, block))
 
+    def copy(self, live: Mapping[int, _Block], limits: Sequence[int]) -> tuple[Allocator, dict[int, _Block]]:
+        """The same state under other limits, and the copies of the blocks in use."""
+        other = Allocator(Options(self.expandable), limits)
+        other.most, other.reserved, other.next_address = self.most, self.reserved, self.next_address
+        blocks = [*live.values(), *(entry[2] for pool in self.pools.values() for entry in pool)]
+        copies = {id(block): block.copy() for block in blocks}
+        copies[id(None)] = None
+        for copy in copies.values():
+            if copy is not None:
+                copy[BEFORE], copy[AFTER] = copies[id(copy[BEFORE])], copies[id(copy[AFTER])]
+        for key, pool in self.pools.items():
+            other.pools[key] = [(size, address, copies[id(block)]) for size, address, block in pool]
+        other.tails = {key: copies[id(block)] for key, block in self.tails.items()}
+        return other, {number: copies[id(block)] for number, block in live.items()}
+
 
 def _remove(pool: _Pool, block: _Block) -> None:
     del pool[bisect_left(pool, (block[SIZE], block[ADDRESS]))]
-
-
-def run(stream: Stream, options: Options, limit: int | None = None, releases: frozenset[int] = frozenset()) -> Usage:
-    """Play a stream through the allocator; `releases` are positions where DeepSpeed calls `empty_cache`. Stops at the first failure."""
-    allocator = Allocator(options, limit)
-    allocate, free, pools = allocator.allocate, allocator.free, allocator.pools
-    rounded = ((stream.bytes + MINIMUM - 1) // MINIMUM * MINIMUM).tolist()
-    streams = stream.streams.tolist()
-    order = stream.order.tolist()
-    live: dict[int, _Block] = {}
-    sizes = list(rounded)
-    changes, levels, reserved = [0], [0], 0
-    """Positions where what is reserved changes, and to what."""
-    failed = 0
-    passing = 0
-    """A block that is freed next, and so changes nothing."""
-    following = iter([*order[1:], 0])
-    for position, (event, after) in enumerate(zip(order, following, strict=True), 1):
-        if event < 0:
-            if -event == passing:
-                passing = 0
-            elif rounded[-event - 1]:
-                free(live.pop(-event))
-            continue
-        size = rounded[event - 1]
-        if not size:  # PyTorch asks for nothing where there are no bytes
-            continue
-        if position in releases:
-            allocator.release()
-        side = streams[event - 1]
-        if after == -event and (i := allocator.fitting(size, side)) >= 0:
-            passing = event
-            sizes[event - 1] = allocator.kept(pools[side * 2 + (size <= SMALL)][i][0], size)
-        else:
-            block = allocate(size, side)
-            if block is None:
-                failed = position
-                break
-            live[event] = block
-            sizes[event - 1] = block[SIZE]
-        if allocator.reserved != reserved:
-            reserved = allocator.reserved
-            changes.append(position)
-            levels.append(reserved)
-    played = stream.order[: failed - 1] if failed else stream.order
-    by_block = np.array(sizes, dtype=np.int64)
-    allocated = np.concatenate([[0], np.cumsum(np.sign(played) * by_block[np.abs(played) - 1])])
-    held = np.repeat(levels, np.diff([*changes, len(played) + 1]))
-    failure = OutOfMemory(failed - 1, order[failed - 1], int(stream.bytes[order[failed - 1] - 1]), int(allocated[-1]), allocator.reserved) if failed else None
-    return Usage(allocated, held, by_block, failure)

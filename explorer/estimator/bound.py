@@ -8,10 +8,11 @@ from dataclasses import replace
 import numpy as np
 
 from explorer.dsconfig import Settings
-from explorer.estimator.allocator import Options, run
+from explorer.estimator.allocator import Options
 from explorer.estimator.program import ALLOCATE, END_OF_FORWARD, GRADIENT, TEMPORARY, Segment
 from explorer.estimator.replay import replay
 from explorer.estimator.tape import Tape
+from explorer.estimator.usage import run
 from explorer.units import human
 
 

@@ -15,13 +15,14 @@ from explorer.catalog import Card, Lengths, Model, find_card, find_model, length
 from explorer.dsconfig import Settings, resolve, versions
 from explorer.errors import BadInput, CouldNotRun, shown
 from explorer.estimator import saving, tapes, verdict
-from explorer.estimator.allocator import Options, Usage, run
+from explorer.estimator.allocator import Options
 from explorer.estimator.bound import states_bound
 from explorer.estimator.replay import replay
 from explorer.estimator.rules.base import Rules
 from explorer.estimator.sources import at_peak
 from explorer.estimator.stream import PROVENANCES, Stream
 from explorer.estimator.tape import Parameter, Tape
+from explorer.estimator.usage import Usage, run_under
 from explorer.profile import CATEGORIES, Host, Peak, PhaseMemory, Profile, Verdict
 from explorer.setup import Setup
 from explorer.units import GiB, MiB, human
@@ -187,16 +188,18 @@ class _Work:
             expandable_segments=bool(setup.allocator.get("expandable_segments", False)),
             max_split_bytes=setup.allocator["max_split_size_mb"] * MiB if setup.allocator.get("max_split_size_mb") else None,
         )
-        self.releases = frozenset(self.rules.releases)
-        self.unlimited: Usage = run(self.stream, self.options, None, self.releases)
+        self.capacity = _capacity(setup)
+        limits = verdict.limits(self.capacity.bytes) if self.capacity else ()
+        self.usages = run_under(self.stream, self.options, (None, *limits), frozenset(self.rules.releases))
+        self.unlimited: Usage = self.usages[None]
 
     @property
     def judged(self) -> tuple[Verdict, Usage]:
         """The verdict, and the usage that reserved figures are read from."""
-        capacity = _capacity(self.setup)
+        capacity = self.capacity
         if capacity is None:
             return Verdict(answer=None, why="no GPU card and no capacity is given"), self.unlimited
-        return verdict.judge(self.stream, self.options, self.releases, self.unlimited, capacity.bytes, capacity.limited, capacity.total, capacity.outside)
+        return verdict.judge(self.stream, self.usages, capacity.bytes, capacity.limited, capacity.total, capacity.outside)
 
     def profile(self, largest: int | None, sources: bool = False) -> Profile:
         """The whole answer."""

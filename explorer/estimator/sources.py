@@ -9,10 +9,10 @@ import re
 
 import numpy as np
 
-from explorer.estimator.allocator import Usage
 from explorer.estimator.rules.base import Rules
 from explorer.estimator.stream import PROVENANCES, Stream
 from explorer.estimator.tape import Tape
+from explorer.estimator.usage import Usage
 from explorer.profile import CATEGORIES, Source
 
 ENGINE, BASE = "runtime/engine.py", "runtime/base_optimizer.py"

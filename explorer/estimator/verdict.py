@@ -7,8 +7,11 @@ smaller one down to `MARGIN` of it, *does not fit* where it fails even with `MAR
 
 from __future__ import annotations
 
-from explorer.estimator.allocator import LARGE_SEGMENT, OWN_SEGMENT, PAGE, SMALL, SMALL_SEGMENT, Options, OutOfMemory, Usage, run
+from collections.abc import Mapping
+
+from explorer.estimator.allocator import LARGE_SEGMENT, OWN_SEGMENT, PAGE, SMALL, SMALL_SEGMENT
 from explorer.estimator.stream import Mark, Stream
+from explorer.estimator.usage import OutOfMemory, Usage
 from explorer.profile import Failure, Verdict
 from explorer.units import human, pytorch_size
 
@@ -16,28 +19,33 @@ MARGIN = 0.03
 """Part of the capacity that fragmentation is allowed to move; stated, not fitted."""
 
 
-def judge(stream: Stream, options: Options, releases: frozenset[int], unlimited: Usage, capacity: int, limited: bool, total: int, outside: int) -> tuple[Verdict, Usage]:
+def limits(capacity: int) -> tuple[int, ...]:
+    """What the verdict under a capacity hangs on: how the job fares under each of these."""
+    return tuple(int(capacity * (1 + MARGIN * part / 3)) for part in (-3, -2, -1)) + (capacity, int(capacity * (1 + MARGIN)))
+
+
+def judge(stream: Stream, usages: Mapping[int | None, Usage], capacity: int, limited: bool, total: int, outside: int) -> tuple[Verdict, Usage]:
     """(verdict, usage under the capacity where it fits, else the unlimited one).
 
-    `limited`: the capacity is a per-process limit, which PyTorch's text then names. `total`, `outside`: the card's bytes and
-    those outside PyTorch's allocator, for the text.
+    `usages`: under no limit and under each of `limits(capacity)`. `limited`: the capacity is a per-process limit, which PyTorch's
+    text then names. `total`, `outside`: the card's bytes and those outside PyTorch's allocator, for the text.
     """
+    *smaller, _, larger = limits(capacity)
+    unlimited, at_capacity = usages[None], usages[capacity]
     peak, reserved = int(unlimited.allocated.max()), int(unlimited.reserved.max())
     headroom = capacity - peak
-    if reserved <= capacity * (1 - MARGIN):
+    if reserved <= smaller[0]:
         why = f"even what PyTorch's allocator keeps in its cache fits: {human(reserved)} reserved of {human(capacity)}"
         return Verdict(answer="fits", capacity_bytes=capacity, headroom_bytes=headroom, why=why), unlimited
-    at_capacity = run(stream, options, capacity, releases)
     if at_capacity.failure is None:
-        smaller = [capacity * (1 - MARGIN * part / 3) for part in (3, 2, 1)]
-        if all(run(stream, options, int(c), releases).failure is None for c in smaller):
+        if all(usages[c].failure is None for c in smaller):
             why = f"{human(peak)} at the peak; PyTorch returns cached blocks where it must"
             return Verdict(answer="fits", capacity_bytes=capacity, headroom_bytes=headroom, why=why), at_capacity
         why = f"it passes at {human(capacity)}, but not with {MARGIN:.0%} less: fragmentation decides"
         return Verdict(answer="tight", capacity_bytes=capacity, headroom_bytes=headroom, why=why), at_capacity
     failure = describe(at_capacity.failure, stream, capacity, limited, total, outside)
     where = f"{failure.phase} of the {failure.step} step asks for {pytorch_size(failure.requested_bytes)} with {human(at_capacity.failure.allocated)} allocated"
-    if peak <= capacity and run(stream, options, int(capacity * (1 + MARGIN)), releases).failure is None:
+    if peak <= capacity and usages[larger].failure is None:
         why = f"{where}; the tensors alone would fit, fragmentation decides"
         return Verdict(answer="tight", capacity_bytes=capacity, headroom_bytes=headroom, failure=failure, why=why), unlimited
     return Verdict(answer="does not fit", capacity_bytes=capacity, headroom_bytes=headroom, failure=failure, why=where), unlimited

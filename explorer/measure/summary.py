@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from explorer import timeline
-from explorer.estimator.allocator import Options, run
+from explorer.estimator.allocator import Options
 from explorer.estimator.stream import Stream
+from explorer.estimator.usage import run
 from explorer.measure import history
 from explorer.measure.history import Blocks, Event, Mark
 from explorer.profile import CATEGORIES, Failure, Host, Peak, PhaseMemory, Profile, Verdict

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from explorer.estimator.allocator import Options, run
+from explorer import Setup
+from explorer.estimator.allocator import Options
+from explorer.estimator.estimate import events
 from explorer.estimator.stream import GATHER, Writer
+from explorer.estimator.usage import run, run_under
 
 MiB = 1 << 20
 
@@ -81,3 +84,19 @@ def test_expandable_segments_do_not_fragment():
     script = [30 * MiB, 30 * MiB, -2, 50 * MiB, -3, -1, 80 * MiB]
     assert usage(script).reserved[-1] == 190 * MiB
     assert usage(script, Options(expandable_segments=True)).reserved[-1] == 80 * MiB
+
+
+@pytest.mark.parametrize("options", [DEFAULTS, Options(expandable_segments=True), Options(max_split_bytes=64 * MiB)], ids=["defaults", "expandable", "max_split"])
+@pytest.mark.parametrize("deepspeed", [{"stage": 2}, {"stage": 3, "offload_optimizer": {"device": "cpu"}}], ids=["stage 2", "stage 3"])
+def test_several_limits_at_once_are_each_as_alone(options, deepspeed):
+    """From one that nothing passes to one that changes nothing, runs part and go on as if they had never been one."""
+    found = events(Setup.from_job({"model": "gpt2", "micro_batch": 8, "deepspeed": {"bf16": {"enabled": True}, "zero_optimization": deepspeed}}))
+    peak = int(found.usage.allocated.max())
+    limits = [None, *(int(peak * part) for part in (0.3, 0.8, 1.0, 1.01, 1.02, 1.05, 1.1, 1.15, 1.3, 2))]
+    together = run_under(found.stream, options, limits)
+    for limit in limits:
+        alone = run(found.stream, options, limit)
+        assert (together[limit].allocated == alone.allocated).all()
+        assert (together[limit].reserved == alone.reserved).all()
+        assert (together[limit].failure and vars(together[limit].failure)) == (alone.failure and vars(alone.failure))
+    assert len({id(usage) for usage in together.values()}) > 3
