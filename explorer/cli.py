@@ -1,4 +1,4 @@
-"""`python -m explorer estimate | probe | check | dashboard`: the contract of docs/contract.md. Answers on standard output, all else on standard error."""
+"""`python -m explorer estimate | probe | check | records | dashboard`: the contract of docs/contract.md. Answers on standard output, all else on standard error."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from explorer import cli_records
 from explorer.errors import BadInput, CouldNotRun, one_line
 from explorer.jsonfile import LARGEST_BYTES, parse_json
 from explorer.profile import CATEGORIES, Profile
@@ -35,25 +36,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return serve(given[1:]) or 0
     parser = _parser()
     options = parser.parse_args(given)
-    if options.command == "check":
-        return _check(options)
-    sweep = getattr(options, "sweep", None)
-    if not options.jobs and sweep is None:
-        parser.error("name a JOB.json" + (", or --sweep SWEEP.json" if options.command == "probe" else ""))
-    run = _probe if options.command == "probe" else partial(_estimate, sources=True) if options.sources else _estimate
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a file's name, or a terminal without UTF-8, stops no answer
+    run = {"check": _check, "records": cli_records.run}.get(options.command, partial(_jobs, parser))
     try:
-        codes = [_job(path, run, options.json) for path in options.jobs]
-        if sweep is not None:
-            codes.append(_sweep(sweep, options.out, options.json))
+        return run(options)
     except BrokenPipeError:  # who reads our answers has had enough of them
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return COULD_NOT_RUN
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return INTERRUPTED
+
+
+def _jobs(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    """Job files and a sweep, in their order; the worst exit code back."""
+    sweep = getattr(options, "sweep", None)
+    if not options.jobs and sweep is None:
+        parser.error("name a JOB.json" + (", or --sweep SWEEP.json" if options.command == "probe" else ""))
+    run = _probe if options.command == "probe" else partial(_estimate, sources=True) if options.sources else _estimate
+    codes = [_job(path, run, options.json) for path in options.jobs]
+    if sweep is not None:
+        codes.append(_sweep(sweep, options.out, options.json))
     return next(code for code in _WORST_FIRST if code in codes)
 
 
@@ -73,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     for name, content in (("config", "a DeepSpeed config"), ("trainer", "TrainingArguments, as JSON or Python"), ("oom", "an out-of-memory message, or the log it stands in"), ("job", "a job file, which the others change")):
         command.add_argument(f"--{name}", metavar="FILE", help=content)
     command.add_argument("--json", action="store_true", help="one JSON object")
+    cli_records.add_arguments(commands.add_parser("records", help="list what was measured before, compare two, keep one that was made elsewhere"))
     commands.add_parser("dashboard", help="serve the dashboard on this machine; further arguments go to Voila")
     return parser
 

@@ -22,15 +22,24 @@ _TOO_DEEP = f"is nested too deeply to be a configuration (over {_DEEPEST} levels
 
 
 def read_json(path: str | Path, field: str) -> Any:
-    """The content of a JSON file or pipe; BadInput naming `field` where it is missing, too large, or broken."""
+    """The value of a JSON file or pipe; BadInput naming `field` where it is missing, too large, or broken."""
+    return decode_json(read_bytes(path, field), field, one_line(path, 200))
+
+
+def read_bytes(path: str | Path, field: str) -> bytes:
+    """The content of a file or pipe, one byte beyond LARGEST_BYTES at most; BadInput naming `field` where it cannot be read."""
     name = one_line(path, 200)
     if isdir(path):
         raise BadInput(field, f"{name} is a directory, not a file; give a JSON file")
     try:
         with Path(path).open("rb") as file:
-            content = file.read(LARGEST_BYTES + 1)
+            return file.read(LARGEST_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a name with a null character
         raise BadInput(field, f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def decode_json(content: bytes, field: str, name: str) -> Any:
+    """The value of a JSON file's content; `name` is the file's, for the sentence of a BadInput."""
     if len(content) > LARGEST_BYTES:
         raise BadInput(field, f"{name} {_TOO_LARGE}")
     try:

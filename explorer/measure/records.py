@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 
-from explorer.errors import BadInput
-from explorer.jsonfile import read_json
+from explorer.errors import BadInput, CouldNotRun, nearest, shown
+from explorer.jsonfile import read_bytes
+from explorer.measure.recordfile import Record, read, to_json
 from explorer.profile import Profile
 from explorer.setup import Setup
 
-SCHEMA = 1
+__all__ = ["SHIPPED", "Record", "all", "content", "find", "folder", "get", "keep", "load", "remove", "save", "to_json"]
+
 SHIPPED = Path(__file__).parent.parent / "records"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Record:
-    """One measured job."""
-
-    setup: Setup
-    profile: Profile
-    recorded_at: str
-    """ISO 8601, UTC."""
-    path: Path | None = None
-    shipped: bool = False
 
 
 def folder() -> Path:
@@ -38,20 +28,45 @@ def folder() -> Path:
     return base / "records"
 
 
-def to_json(setup: Setup, profile: Profile, recorded_at: str) -> dict:
-    """A record's content."""
-    return {"schema": SCHEMA, "kind": "record", "recorded_at": recorded_at, "setup": setup.to_job(), "profile": profile.to_record()}
+# -- writing --------------------------------------------------------------------------------------------------------------
 
 
 def save(setup: Setup, profile: Profile) -> Path:
     """Write a record; a later one of the same setup takes its place."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
     path = folder() / f"{digest(setup)}.json"
-    _write(path, to_json(setup, profile, now))
+    _write(path, json.dumps(to_json(setup, profile, now)).encode())
     return path
 
 
-def _write(path: Path, content: dict) -> None:
+def keep(content: bytes, name: str) -> Record:
+    """Keep a record that somebody else made, given as a file's content; `name` is the file's.
+
+    It is stored under a name of its own, so it takes no other's place, and the same content twice is one record. Raises BadInput in one
+    sentence where it is no sound record, CouldNotRun where it cannot be written.
+    """
+    record = read(content, name)
+    path = folder() / f"{digest(record.setup)}-{hashlib.sha256(content).hexdigest()[:8]}.json"
+    try:
+        _write(path, content)
+    except OSError as error:
+        raise CouldNotRun(f"{shown(name)} could not be kept: {path.parent} cannot be written to ({error.strerror}); EXPLORER_DATA names another folder") from None
+    return load(path)
+
+
+def remove(name: str) -> Record:
+    """Remove one of the user's own records, and return what it was. Raises BadInput for one that ships."""
+    record = get(name)
+    if record.shipped:
+        raise BadInput("record", f"{record.name} ships with the explorer and stays; only records of your own can be removed")
+    try:
+        record.path.unlink(missing_ok=True)
+    except OSError as error:
+        raise CouldNotRun(f"{record.name} could not be removed: {error.strerror}") from None
+    return record
+
+
+def _write(path: Path, content: bytes) -> None:
     """The whole file or none: it appears under its name once it is complete. What writers left that were killed is removed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     for part in path.parent.glob("*.part"):
@@ -59,23 +74,31 @@ def _write(path: Path, content: dict) -> None:
         if pid.isdigit() and not Path(f"/proc/{pid}").exists():
             part.unlink(missing_ok=True)
     part = path.with_suffix(f".{os.getpid()}.part")
-    part.write_text(json.dumps(content), encoding="utf-8")
+    part.write_bytes(content)
     part.replace(path)
+
+
+# -- reading --------------------------------------------------------------------------------------------------------------
 
 
 def load(path: str | Path) -> Record:
     """The record in a file. Raises BadInput in one sentence for a broken, foreign or newer one."""
     path = Path(path)
-    data = read_json(path, "record")
-    if not isinstance(data, dict) or data.get("kind") != "record":
-        raise BadInput("record", f"{path.name} is not a record of this program")
-    if data.get("schema") != SCHEMA:
-        raise BadInput("record", f"{path.name} was written by a newer version (schema {data.get('schema')}); this one reads schema {SCHEMA}")
-    try:
-        setup, profile = Setup.from_job(data["setup"]), Profile.from_json(data["profile"])
-        return Record(setup=setup, profile=profile, recorded_at=str(data["recorded_at"]), path=path, shipped=path.parent == SHIPPED)
-    except (KeyError, TypeError, AttributeError, ValueError):
-        raise BadInput("record", f"{path.name} is damaged or not a record of this program") from None
+    found = read(read_bytes(path, "record"), path.name)
+    return Record(setup=found.setup, profile=found.profile, recorded_at=found.recorded_at, path=path, shipped=path.parent == SHIPPED)
+
+
+def get(name: str) -> Record:
+    """The record of that name, the user's before a shipped one. Raises BadInput where there is none."""
+    known = {record.name: record for record in reversed(all())}
+    if name not in known:
+        raise BadInput("record", f"none is called {shown(name)}{nearest(name, known) or '; `python -m explorer records` lists them'}")
+    return known[name]
+
+
+def content(record: Record) -> bytes:
+    """The record's file as it is. Raises BadInput where it has gone."""
+    return read_bytes(record.path, "record")
 
 
 def digest(setup: Setup) -> str:
