@@ -66,7 +66,7 @@ def parse_json(text: str, field: str) -> Any:
     try:
         return json.loads(text.removeprefix("\ufeff"), object_pairs_hook=section)
     except json.JSONDecodeError as error:
-        raise BadInput(field, f"is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None
+        raise BadInput(field, f"is not valid JSON: {error.msg.removesuffix(' at')} at line {error.lineno}, column {error.colno}") from None
     except RecursionError:
         raise BadInput(field, _TOO_DEEP) from None
     except BadInput:

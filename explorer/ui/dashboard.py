@@ -15,11 +15,10 @@ from explorer.ui import charts, panels
 from explorer.ui.background import Mailbox
 from explorer.ui.controls import Controls
 from explorer.ui.live_chart import STATIC, LiveChart, VegaRuntime, spec
-from explorer.ui.measurements import Measured
 from explorer.ui.parts import Tools
+from explorer.ui.records_panel import RecordsPanel
 from explorer.ui.state import ExplorerState
 from explorer.ui.texts import text
-from explorer.units import human
 
 
 class Explorer(W.VBox):
@@ -78,7 +77,8 @@ class Explorer(W.VBox):
         head = _classed(W.HBox([_classed(W.HTML(panels.head()), "ex-title"), self._tools]), "ex-head")
         picture = _classed(W.VBox([self._card_chart, self._figures]), "ex-picture")
         phases = _classed(W.VBox([W.HTML(f"<h2>{text('chart.phase.title')}</h2>"), self._phase_note, self._phase_chart]), "ex-panel")
-        details = _classed(W.VBox([self._probe(), _classed(W.VBox([self._table, self._origins]), "ex-panel"), phases, _classed(self._notes, "ex-panel"), _classed(self._job, "ex-panel")]), "ex-details")
+        self.records = RecordsPanel(self.state)
+        details = _classed(W.VBox([self._probe(), self.records.box, _classed(W.VBox([self._table, self._origins]), "ex-panel"), phases, _classed(self._notes, "ex-panel"), _classed(self._job, "ex-panel")]), "ex-details")
         style = _classed(W.HTML(f"<style>{(STATIC / 'style.css').read_text(encoding='utf-8')}</style>"), "ex-unseen")
         self._parts = (style, _classed(self._runtime, "ex-unseen"), head, _classed(W.VBox([self._notice, self._verdict]), "ex-verdict"), picture, self.controls.box, details)
 
@@ -91,16 +91,8 @@ class Explorer(W.VBox):
         self._probe_words = W.HTML()
         self._run.on_click(lambda _: self.state.run_probe())
         self._cancel.on_click(lambda _: self.state.cancel_probe())
-        buttons = _classed(W.HBox([self._run, self._cancel, self._records()]), "ex-buttons")
+        buttons = _classed(W.HBox([self._run, self._cancel]), "ex-buttons")
         return _classed(W.VBox([W.HTML(f"<h2>{text('probe.title')}</h2>"), buttons, self._probe_words, self._where]), "ex-panel")
-
-    def _records(self) -> W.Widget:
-        kept = self.state.measurements.all()
-        options = [(text("records.choose", n=len(kept)), 0)] + [(_record_label(m), i) for i, m in enumerate(kept, 1)]
-        choice = _classed(W.Dropdown(options=options, description=text("records.label")), "ex-records")
-        choice.layout.display = None if kept else "none"
-        choice.observe(lambda change: change["new"] and self.state.from_setup(kept[change["new"] - 1].setup), "value")
-        return choice
 
     # -- following the state --------------------------------------------------------------------------------------------
 
@@ -177,11 +169,3 @@ def _deepspeed_config(setup: Setup) -> str:
     from explorer.dsconfig import resolve
 
     return json.dumps(dict(resolve(setup).config), indent=2)
-
-
-def _record_label(measured: Measured) -> str:
-    setup = measured.setup
-    model = setup.model if isinstance(setup.model, str) else setup.model.get("model_type", "config")
-    zero = setup.deepspeed.get("zero_optimization") or {}
-    stage = int(zero) if isinstance(zero, bool) else zero.get("stage", 0)
-    return f"{model}, ZeRO-{stage}, micro-batch {setup.micro_batch}: {human(measured.profile.peak.allocated_bytes)}"

@@ -10,6 +10,7 @@ from typing import Any
 from explorer.errors import BadInput
 from explorer.profile import Profile
 from explorer.setup import Setup
+from explorer.ui import fields
 
 log = logging.getLogger(__name__)
 
@@ -32,9 +33,9 @@ class Measurements:
     def __init__(self) -> None:
         self._found: dict[Any, Measured] | None = None
 
-    def all(self) -> list[Measured]:
-        """Every measurement at hand, the page's own last."""
-        return list(self._index().values())
+    def __len__(self) -> int:
+        """How many setups have one."""
+        return len(self._index())
 
     def find(self, setup: Setup) -> Measured | None:
         """The measurement of this setup: on its very card, or one made without a card in mind."""
@@ -44,7 +45,15 @@ class Measurements:
 
     def add(self, setup: Setup, profile: Profile) -> None:
         """Keep what the page has just measured."""
-        self._index()[meaning(setup), setup.gpu] = Measured(setup=setup, profile=profile, recorded_at=datetime.now(UTC).isoformat(timespec="seconds"))
+        self.put_first(Measured(setup=setup, profile=profile, recorded_at=datetime.now(UTC).isoformat(timespec="seconds")))
+
+    def put_first(self, measured: Measured) -> None:
+        """Of all measurements of this setup, show this one."""
+        self._index()[meaning(measured.setup), measured.setup.gpu] = measured
+
+    def forget(self) -> None:
+        """Read the files anew when next asked: some have come or gone."""
+        self._found = None
 
     def _index(self) -> dict[Any, Measured]:
         if self._found is None:
@@ -69,10 +78,18 @@ def _records() -> list[Any]:
 
 def meaning(setup: Setup) -> tuple[Any, ...]:
     """What decides the memory of a step, with every default filled; equal for setups that only differ in how they are written."""
-    from explorer import catalog
     from explorer.dsconfig import resolve
 
-    model = catalog.find_model(setup.model)
     settings = replace(resolve(setup), config={}, findings=(), notes=())
     written = tuple(repr(getattr(setup, name)) for name in _AS_WRITTEN)
-    return model.key, catalog.lengths(setup, model), repr(settings), written, setup.trainer is not None
+    return *_model(setup), repr(settings), written, setup.trainer is not None
+
+
+def _model(setup: Setup) -> tuple[Any, Any]:
+    """(the model, its lengths): of a catalog's name or a config, what they stand for; a path or a hub id is taken as written, since to look it up may take long."""
+    from explorer import catalog
+
+    if isinstance(setup.model, str) and fields.read_model_name(setup.model) is None:
+        return setup.model, (setup.sequence, setup.target_sequence, setup.image_size)
+    model = catalog.find_model(setup.model)
+    return model.key, catalog.lengths(setup, model)

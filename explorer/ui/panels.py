@@ -173,11 +173,12 @@ def _sum(key: str, attribute: str, shown: list[tuple[str, Profile]], unit: Unit)
 
 
 def _cells(sizes: list[int], unit: Unit) -> str:
-    cells = "".join(f'<td class="ex-num">{_number(size, unit)}</td>' for size in sizes)
+    cells = "".join(f'<td class="ex-num">{number(size, unit)}</td>' for size in sizes)
     return cells + (f'<td class="ex-num ex-diff">{difference(sizes[1] - sizes[0], unit)}</td>' if len(sizes) == 2 else "")
 
 
-def _number(n_bytes: int, unit: Unit) -> str:
+def number(n_bytes: int, unit: Unit) -> str:
+    """A size in a table's unit, as HTML; what is there is never shown as 0."""
     return "&lt;0.01" if 0 < unit.of(n_bytes) < 0.005 else f"{unit.of(n_bytes):.2f}"
 
 

@@ -131,6 +131,10 @@ class ExplorerState(T.HasTraits):
         self.notices = tuple(notices)
         self.update(**{**start, **values})
 
+    def post(self, call: Callable[[], None]) -> None:
+        """Run this call where traits may be set: in the kernel's loop."""
+        self._post(call)
+
     def to_query(self) -> str:
         """The address's query that brings this state back, without "?"."""
         return address.write(self._base, self.values(), self.setup)
@@ -321,6 +325,17 @@ class ExplorerState(T.HasTraits):
             self.probe_status = ProbeStatus(state="cancelled", seconds=seconds)
         else:
             self.probe_status = ProbeStatus(state="failed", text=_reason(result), seconds=seconds)
+
+    def show_measured(self, measured: Measured) -> None:
+        """Move every control to this measurement's job and show it. Raises BadInput where DeepSpeed would refuse the job."""
+        self.measurements.put_first(measured)
+        self.from_setup(measured.setup)
+        self._show_measured()
+
+    def records_changed(self) -> None:
+        """Records have come or gone: what is measured of the setup shown may be another."""
+        self.measurements.forget()
+        self._show_measured()
 
     def _show_measured(self) -> None:
         known = self.setup is not None and _known(self.setup)  # a path or a hub id is looked up in the thread only
