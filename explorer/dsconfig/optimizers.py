@@ -4,6 +4,7 @@ Three tables: what DeepSpeed's JSON may name (runtime/engine.py, `_configure_bas
 may be (transformers/trainer_optimizer.py), and what accelerate makes of the latter under offload (accelerate/utils/deepspeed.py,
 `map_pytorch_optim_to_deepspeed`). States and temporaries were read in torch/optim, deepspeed/ops and transformers/optimization.py;
 under ZeRO an optimizer sees one flat fp32 tensor per parameter group or sub-group, so nothing is factored or blocked by shape.
+bitsandbytes' were read in its optim/optimizer.py (`Optimizer1State`, `Optimizer2State`), and are the tensors that 0.49.2 makes on the CPU; no step was measured.
 """
 
 from __future__ import annotations
@@ -14,34 +15,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from explorer.dsconfig.findings import Finding
+from explorer.dsconfig.optimizer import Kernel, Optimizer
 from explorer.dsconfig.parameters import check_parameters
 from explorer.errors import BadInput, shown
-
-Kernel = Literal["fused", "foreach", "single", "cpu"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Optimizer:
-    """The optimizer that updates the fp32 masters."""
-
-    name: str
-    """As DeepSpeed's "type" or the Trainer's `optim`, lower case: "adamw", "sgd", "adafactor", ..."""
-    kernel: Kernel
-    """"fused": no temporaries; "foreach": torch's default on a GPU, temporaries for all tensors of a group at once; "single": one tensor after the other; "cpu": on the host."""
-    moments: int
-    """State tensors of the master's size: 2 for Adam, 1 for momentum or Lion, 0 for plain SGD."""
-    implementation: str
-    """The class, for people: "FusedAdam", "torch.optim.AdamW", "DeepSpeedCPUAdam"."""
-    foreach_temporaries: int = 0
-    """fp32 temporaries of a tensor's size at the step's highest point, in a parameter group with weight decay or where there is one group only."""
-    undecayed_temporaries: int = 0
-    """The same in the Trainer's second group, which has no weight decay."""
-    step_scalars: int = 0
-    """Scalars on the GPU for each master (torch's fused kernels count steps there)."""
-    states_at_init: bool = False
-    """Whether its constructor makes the states, and not its first step (torch's Adagrad)."""
-    states_left_behind: int = 0
-    """State tensors of the model's parameters, in their dtype, that a first instance made on the GPU before DeepSpeed replaced it by another, and that stay (torch's Adagrad)."""
 
 
 @dataclass(slots=True)
@@ -63,7 +39,7 @@ def choose(config: Mapping[str, Any], trainer: Mapping[str, Any] | None, *, stag
     """
     absent = "optimizer" not in config
     if absent and trainer is not None:
-        return _trainers(config, trainer, stage, offloaded)
+        return _trainers(config, trainer, stage, offloaded, remade)
     choice = _deepspeeds({"type": "AdamW"} if absent else config["optimizer"], stage, offloaded, bool(config.get("zero_allow_untested_optimizer")), remade)
     if trainer is not None and trainer.get("optim"):
         choice.findings.append(Finding(id="argument-unused", key="trainer.optim", text=f"is {trainer['optim']}, and the optimizer that the DeepSpeed config names is taken"))
@@ -207,29 +183,54 @@ _OPTIM = {"adamw_torch": "AdamW", "adamw_torch_fused": "AdamW", "sgd": "SGD", "a
 _OPTIM_DEFAULT = "adamw_torch_fused"
 """From torch 2.8 on (transformers/training_args.py)."""
 _STRANGE = {
-    **dict.fromkeys(("adamw_torch_4bit", "adamw_torch_8bit", "adamw_bnb_8bit", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit", "adamw_anyprecision", "adamw_torch_xla", "adamw_torch_npu_fused", "stable_adamw", "grokadamw"), 2),
+    **dict.fromkeys(("adamw_torch_4bit", "adamw_torch_8bit", "adamw_anyprecision", "adamw_torch_xla", "adamw_torch_npu_fused", "stable_adamw", "grokadamw"), 2),
     **dict.fromkeys(("ademamix", "ademamix_8bit", "paged_ademamix_32bit", "paged_ademamix_8bit"), 3),
-    **dict.fromkeys(("lion_8bit", "lion_32bit", "paged_lion_32bit", "paged_lion_8bit", "rmsprop_bnb", "rmsprop_bnb_8bit", "rmsprop_bnb_32bit"), 1),
     **dict.fromkeys(("galore_adamw", "galore_adamw_8bit", "galore_adafactor", "galore_adamw_layerwise", "galore_adamw_8bit_layerwise", "galore_adafactor_layerwise", "apollo_adamw", "apollo_adamw_layerwise"), 2),
     **dict.fromkeys(("schedule_free_radam", "schedule_free_adamw"), 2), "schedule_free_sgd": 1, "lomo": 0, "adalomo": 1,
 }
 """Of packages beyond torch and transformers, with the fp32 states they are taken to have."""
+_BITSANDBYTES: dict[str, tuple[str, int, Literal[8, 32]]] = {
+    **dict.fromkeys(("adamw_bnb_8bit", "adamw_8bit", "paged_adamw_8bit"), ("AdamW", 2, 8)), "paged_adamw_32bit": ("AdamW", 2, 32),
+    **dict.fromkeys(("lion_8bit", "paged_lion_8bit"), ("Lion", 1, 8)), **dict.fromkeys(("lion_32bit", "paged_lion_32bit"), ("Lion", 1, 32)),
+    "rmsprop_bnb_8bit": ("RMSprop", 1, 8), **dict.fromkeys(("rmsprop_bnb", "rmsprop_bnb_32bit"), ("RMSprop", 1, 32)),
+}
+"""The Trainer's names of bitsandbytes' optimizers: class, states, and bits of a state (transformers/trainer_optimizer.py, `_get_bitsandbytes_optimizer`)."""
 
 
-def _trainers(config: Mapping[str, Any], trainer: Mapping[str, Any], stage: int, offloaded: bool) -> Choice:
+def _trainers(config: Mapping[str, Any], trainer: Mapping[str, Any], stage: int, offloaded: bool, remade: bool) -> Choice:
     """`Trainer.create_optimizer`, whose two groups differ in weight decay; accelerate allows it under ZeRO without being asked."""
     optim = str(trainer.get("optim", _OPTIM_DEFAULT))
-    if optim not in _OPTIM and optim not in _STRANGE and optim != "adafactor":
-        near = difflib.get_close_matches(optim[:100], [*_OPTIM, "adafactor", *_STRANGE], 1, 0.5)
+    if optim not in _OPTIM and optim not in _BITSANDBYTES and optim not in _STRANGE and optim != "adafactor":
+        near = difflib.get_close_matches(optim[:100], [*_OPTIM, "adafactor", *_BITSANDBYTES, *_STRANGE], 1, 0.5)
         raise BadInput("trainer.optim", f"is {shown(optim)}, which the Trainer does not know" + (f"; did you mean {shown(near[0])}?" if near else "; choose adamw_torch_fused, say"))
     if optim == "adagrad" and stage:
         raise BadInput("trainer.optim", "is adagrad, which fails under ZeRO: DeepSpeed makes Adagrad anew with one parameter group where the Trainer has two; name Adagrad in the DeepSpeed config, or choose another")
     if offloaded and config.get("zero_force_ds_cpu_optimizer", True):
         return _mapped(optim)
+    if optim in _BITSANDBYTES:
+        return _bitsandbytes(optim, offloaded, own_parameters=stage == 0 and not remade)
     if optim in _STRANGE:
         optimizer = Optimizer(name=optim, kernel="cpu" if offloaded else "fused", moments=_STRANGE[optim], implementation=optim)
         return Choice(optimizer, "decay", not_modelled=[Finding(id="optimizer-not-modelled", key="trainer.optim", text=f"{optim} is not modelled: taken as {_STRANGE[optim]} fp32 states a parameter and no temporaries")])
     return Choice(_adafactor(offloaded) if optim == "adafactor" else _trainers_torch(optim, trainer, offloaded), "decay")
+
+
+def _bitsandbytes(optim: str, offloaded: bool, own_parameters: bool) -> Choice:
+    """Its kernels update in place, with nothing beside the states. `own_parameters`: it is given the model's parameters themselves, and no masters."""
+    name, moments, bits = _BITSANDBYTES[optim]
+    optimizer = Optimizer(name=optim, kernel="cpu" if offloaded else "fused", moments=moments, state_bits=bits, implementation=f"bitsandbytes.optim.{name}")
+    choice = Choice(optimizer, "decay", notes=["bitsandbytes' states are derived from its source: no step with them was measured"])
+    if optim.startswith("paged_"):
+        choice.not_modelled.append(_unfollowed(optim, "keeps its states in CUDA's managed memory, outside PyTorch's allocator, which the driver moves to the host where the card is full: memory is at most what is said"))
+    if bits == 8 and own_parameters:
+        choice.not_modelled.append(_unfollowed(optim, "is told by the Trainer to keep embeddings' states in fp32, and without masters it does: memory is at least what is said"))
+    if bits == 8 and offloaded:
+        choice.not_modelled.append(_unfollowed(optim, "has small states on the host too: host memory is at most what is said"))
+    return choice
+
+
+def _unfollowed(optim: str, text: str) -> Finding:
+    return Finding(id="optimizer-not-modelled", key="trainer.optim", text=f"{optim} {text}")
 
 
 def _trainers_torch(optim: str, trainer: Mapping[str, Any], offloaded: bool) -> Optimizer:

@@ -17,7 +17,8 @@ from explorer.dsconfig.beyond import STAGE3_ONLY, not_followed
 from explorer.dsconfig.findings import Finding
 from explorer.dsconfig.hardware import check_card
 from explorer.dsconfig.keys import ALIASES, OFFLOAD_OPTIMIZER, OFFLOAD_PARAM, ZERO, read_section
-from explorer.dsconfig.optimizers import Optimizer, choose
+from explorer.dsconfig.optimizer import Optimizer
+from explorer.dsconfig.optimizers import choose
 from explorer.dsconfig.precision import Precision, of_accumulation, of_autocast, of_weights
 from explorer.dsconfig.refused import check_combinations, check_removed
 from explorer.errors import BadInput, shown

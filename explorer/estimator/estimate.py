@@ -130,12 +130,14 @@ class Events:
     stream: Stream
     usage: Usage
     parameters: tuple[Parameter, ...]
+    kept: Mapping[int, int]
+    """Whole weights that stage 3 has let go and autograd keeps: block → the position from which on it alone does."""
 
 
 def events(setup: Setup, on_progress: tapes.Progress | None = None) -> Events:
     """The events behind `estimate(setup)`, for whoever asks which of them a request was. Raises as `estimate` does."""
     work = _Work(setup, on_progress)
-    return Events(work.stream, work.unlimited, work.tape.model_parameters(work.patches))
+    return Events(work.stream, work.unlimited, work.tape.model_parameters(work.patches), work.rules.kept)
 
 
 @dataclass(frozen=True, slots=True)

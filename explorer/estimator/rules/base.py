@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 
 from explorer.dsconfig import Settings
+from explorer.errors import BadInput
 from explorer.estimator.stream import COMPUTE, REDUCE, Writer
 from explorer.estimator.tape import Parameter
 from explorer.units import power_of_two
+
+_MOST_BITSANDBYTES = 2**31 - 1
+"""Elements of one tensor (bitsandbytes/backends/cuda/ops.py hands `c_int32(g.numel())` to its kernels, of 32 bit and of 8)."""
+_MAP_8_BIT = 4 * 256
+"""Bytes of a table of 256 fp32 values, one for each kind of state (bitsandbytes/functional.py, `create_dynamic_map`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,6 +105,10 @@ class Rules:
         self.releases: set[int] = set()
         self.states: list[int] | None = None
         """Optimizer states' blocks, once they exist."""
+        self.has_maps = False
+        """Whether the tables that 8-bit states are read by are on the GPU; one for all masters."""
+        self.kept: Mapping[int, int] = {}
+        """Whole weights that stage 3 has let go and autograd keeps: block → the position in the stream from which on it alone does."""
         self.side = REDUCE if self.settings.overlap_comm else COMPUTE
 
     # --- moments
@@ -157,8 +167,14 @@ class Rules:
     def optimizer_states(self, sizes: Sequence[int], owner: str = "optimizer states") -> list[int]:
         """The optimizer's state tensors for fp32 masters of these elements, one set per master."""
         optimizer = self.settings.optimizer
+        if max(sizes, default=0) > _MOST_BITSANDBYTES and optimizer.implementation.startswith("bitsandbytes"):
+            raise BadInput("trainer.optim", f"is {optimizer.name}, whose kernels count at most 2³¹ - 1 elements, and one flat master here has {max(sizes):,}; use more GPUs or stage 3, or choose another optimizer")
+        if not self.has_maps and any(optimizer.in_8_bit(n) for n in sizes):
+            self.has_maps = True
+            for _ in range(optimizer.moments):
+                self.writer.allocate(_MAP_8_BIT, "optimizer", owner)
         each = [4] * optimizer.step_scalars
-        return [self.writer.allocate(n_bytes, "optimizer", owner) for n in sizes for n_bytes in [*each, *[4 * n] * optimizer.moments]]
+        return [self.writer.allocate(n_bytes, "optimizer", owner) for n in sizes for n_bytes in (*each, *optimizer.state_bytes(n))]
 
     def optimizer_temporaries(self, sizes: Sequence[int], decays: bool = True) -> None:
         """What the optimizer's own kernel holds while it updates masters of these elements: a foreach kernel for all at once, freed last to first.

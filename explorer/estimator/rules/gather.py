@@ -38,6 +38,8 @@ class Coordinator:
         self.active: dict[int, set[int]] = defaultdict(set)
         self.saved: dict[int, list[int]] = defaultdict(list)
         """Module → blocks that its backward still needs."""
+        self.kept: dict[int, int] = {}
+        """Such a block → the position in the stream from which on autograd alone keeps it."""
         self.available = 0
         self.order: tuple[int, ...] = ()
         """Modules in hook order, from the recorded micro-batch."""
@@ -234,6 +236,8 @@ class Coordinator:
                 self.writer.free(block)
             else:
                 self.saved[saved_by].append(block)
+                if block:
+                    self.kept[block] = len(self.writer.order)
             self.available -= self._numel(parameter)
 
 

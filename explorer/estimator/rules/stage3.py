@@ -31,6 +31,7 @@ class Stage3(Rules):
         self.own = sum(self.shares[i] for i in self.trainable)
         self.sub_groups = self._sub_groups()
         self.coordinator = Coordinator(job, writer)
+        self.kept = self.coordinator.kept
         self.offload = self.settings.offload_optimizer is not None
         self.offload_param = self.settings.offload_param is not None
         self.in_bucket: list[int] = []
