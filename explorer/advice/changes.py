@@ -26,6 +26,12 @@ def checkpointing(setup: Setup) -> Setup:
     return trained.replace(gradient_checkpointing=True) if setup.trainer is None else Setup.from_job({**trained.to_job(), "gradient_checkpointing": {"use_reentrant": False}})
 
 
+def reentrant(setup: Setup) -> Setup:
+    """Checkpointing in torch's older form, which detaches nothing that it saves."""
+    asked = {"use_reentrant": True}
+    return with_trainer(setup, gradient_checkpointing=True, gradient_checkpointing_kwargs=asked).replace(gradient_checkpointing=asked)
+
+
 def accumulation(setup: Setup, micro_batch: int) -> Setup:
     """A smaller micro-batch, with as many more of them in a step as keep its samples."""
     steps = resolve(setup).gradient_accumulation_steps
@@ -49,9 +55,57 @@ def offload(setup: Setup, *parts: str) -> Setup:
     return setup
 
 
+def offload_to_nvme(setup: Setup) -> Setup:
+    """The optimizer's masters and states to a disk, at stage 3; its folder is the person's to name."""
+    return setup.with_deepspeed(f"{_ZERO}.offload_optimizer", {"device": "nvme", "pin_memory": True})
+
+
 def buckets(setup: Setup, elements: int) -> Setup:
     """A smaller reduce bucket, and one of it only."""
     return setup.with_deepspeed(f"{_ZERO}.reduce_bucket_size", elements).with_deepspeed(f"{_ZERO}.overlap_comm", False)
+
+
+def reduce_bucket(setup: Setup, elements: int) -> Setup:
+    """A smaller reduce bucket."""
+    return setup.with_deepspeed(f"{_ZERO}.reduce_bucket_size", elements)
+
+
+def allgather_bucket(setup: Setup, elements: int) -> Setup:
+    """A smaller gather bucket, as older DeepSpeed had one."""
+    return setup.with_deepspeed(f"{_ZERO}.allgather_bucket_size", elements)
+
+
+def live_parameters(setup: Setup, elements: int) -> Setup:
+    """Fewer weights gathered ahead at stage 3, and none kept for the next use."""
+    return setup.with_deepspeed(f"{_ZERO}.stage3_max_live_parameters", elements).with_deepspeed(f"{_ZERO}.stage3_max_reuse_distance", 0)
+
+
+def memory_efficient_linear(setup: Setup) -> Setup:
+    """DeepSpeed's own linear function at stage 3, which saves no weight: its default."""
+    return setup.with_deepspeed(f"{_ZERO}.memory_efficient_linear", True)
+
+
+def optimizer(setup: Setup, optim: str) -> Setup:
+    """The Trainer's `optim`, in the place of the DeepSpeed config's optimizer, whose numbers it takes over; a job without a trainer part gets one that says what the job says."""
+    config = {k: v for k, v in setup.deepspeed.items() if k != "optimizer"}
+    config.setdefault(_ZERO, {"stage": 0})  # accelerate wants one
+    if setup.trainer is not None:
+        return setup.replace(deepspeed=config, trainer={**setup.trainer, "optim": optim})
+    settings = resolve(setup)
+    trainer: dict[str, Any] = {"optim": optim, **_numbers(settings.config.get("optimizer")), "max_grad_norm": settings.gradient_clipping}
+    if settings.precision != "fp32":
+        trainer[settings.precision] = True
+    if setup.gradient_checkpointing is not False:
+        asked = setup.gradient_checkpointing
+        trainer |= {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False} if asked is True else {"use_reentrant": True, **asked}}
+    return setup.replace(deepspeed=config, trainer=trainer)
+
+
+def _numbers(section: Mapping[str, Any] | None) -> dict[str, Any]:
+    """An optimizer's parameters of the JSON, as arguments."""
+    params = (section or {}).get("params") or {}
+    found = {argument: params[key] for key, argument in (("lr", "learning_rate"), ("eps", "adam_epsilon"), ("weight_decay", "weight_decay")) if key in params}
+    return {**found, **dict(zip(("adam_beta1", "adam_beta2"), params.get("betas", ()), strict=False))}
 
 
 def precision(setup: Setup, name: str) -> Setup:

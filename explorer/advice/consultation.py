@@ -49,7 +49,7 @@ class Consultation:
     @property
     def best(self) -> Fix | None:
         """The cheapest change that fits."""
-        return next((fix for fix in self.fixes if fix.answer == "fits"), None)
+        return next((fix for fix in self.fixes if fix.solves), None)
 
     @property
     def stops(self) -> tuple[Remark, ...]:

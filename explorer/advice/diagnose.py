@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from explorer.advice import naming
+from explorer.advice.kept import kept_weights
 from explorer.advice.message import Message
 from explorer.advice.remarks import Remark
 from explorer.catalog import find_model, lengths
@@ -26,7 +27,7 @@ _ALSO = 0.25
 def diagnose(setup: Setup, profile: Profile, message: Message | None = None, events: Events | None = None) -> list[Remark]:
     """The cause first. `events` (estimator.estimate.events) also names the tensor that a message's request was."""
     settings = resolve(setup)
-    found = [*_dominant(profile), *_offload(profile, settings), *_host(setup, profile)]
+    found = [*_dominant(profile), *_kept(setup, profile), *_offload(profile, settings), *_host(setup, profile)]
     if message is not None and message.is_gpu and message.requested is not None and events is not None:
         found += _request(setup, settings, profile, message, events)
     return found
@@ -41,6 +42,13 @@ def _dominant(profile: Profile) -> Iterator[Remark]:
     text += f"; {human(also)} are {_WORDS[second]}." if also > _ALSO * peak else "."
     severity = "cause" if profile.verdict.answer in ("does not fit", "tight") else "note"
     yield Remark(id=f"dominant-{first}", severity=severity, key=first, text=text)
+
+
+def _kept(setup: Setup, profile: Profile) -> Iterator[Remark]:
+    kept = kept_weights(setup)
+    if kept is not None:
+        cause = profile.verdict.answer in ("does not fit", "tight") and kept.n_bytes > _ALSO * kept.peak_bytes
+        yield Remark(id=f"weights-kept-{kept.reason}", severity="cause" if cause else "hint", key=kept.key, text=kept.text)
 
 
 def _offload(profile: Profile, settings: Settings) -> Iterator[Remark]:

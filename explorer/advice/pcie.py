@@ -1,0 +1,24 @@
+"""What offload sends between GPU and host. No torch."""
+
+from __future__ import annotations
+
+from explorer.dsconfig import Settings
+from explorer.profile import Profile
+from explorer.setup import Setup
+
+
+def bytes_per_step(setup: Setup, settings: Settings, profile: Profile, stage: int, parameters: bool) -> int:
+    """Bytes over PCIe, both ways together, of one rank in one step with its optimizer, and its `parameters` too, on the host.
+
+    Stages 1 and 2 (runtime/zero/stage_1_and_2.py): the rank's gradients go down in fp32 at the boundary, its weights come back in their own dtype; each earlier
+    micro-batch sends its gradients down and fetches them for the next (`async_accumulate_grad_in_cpu_via_gpu`). Stage 3 (stage3.py, `partition_grads`): every micro-batch
+    sends the rank's gradients to a buffer on the host and fetches them again. Offloaded parameters are fetched for every pass (partition_parameters.py), and do not come back by themselves.
+    """
+    ranks, steps = settings.world_size, settings.gradient_accumulation_steps
+    share, whole = profile.trainable_parameters // ranks, profile.parameters // ranks
+    before = 2 * steps * settings.accum_bytes * share if stage == 3 else 2 * (steps - 1) * settings.model_bytes * share
+    moved = before + 4 * share
+    if not parameters:
+        return moved + settings.model_bytes * share
+    passes = 3 if setup.gradient_checkpointing is not False else 2
+    return moved + passes * steps * settings.model_bytes * whole
