@@ -135,6 +135,16 @@ class ExplorerState(T.HasTraits):
         """Run this call where traits may be set: in the kernel's loop."""
         self._post(call)
 
+    def bookmark(self) -> Callable[[], None]:
+        """What puts every control back to where it stands now."""
+        base, values = self._base, self.values()
+
+        def back() -> None:
+            self._base = base
+            self.update(**values)
+
+        return back
+
     def to_query(self) -> str:
         """The address's query that brings this state back, without "?"."""
         return address.write(self._base, self.values(), self.setup)
@@ -234,7 +244,7 @@ class ExplorerState(T.HasTraits):
             self._refuse(result)
             return
         if isinstance(result, Exception):
-            self.obstacle = _reason(result)
+            self.obstacle = in_words(result)
             return
         profile, reason, lengths, measured = result
         with self.hold_trait_notifications():
@@ -324,7 +334,7 @@ class ExplorerState(T.HasTraits):
         elif cancelled:
             self.probe_status = ProbeStatus(state="cancelled", seconds=seconds)
         else:
-            self.probe_status = ProbeStatus(state="failed", text=_reason(result), seconds=seconds)
+            self.probe_status = ProbeStatus(state="failed", text=in_words(result), seconds=seconds)
 
     def show_measured(self, measured: Measured) -> None:
         """Move every control to this measurement's job and show it. Raises BadInput where DeepSpeed would refuse the job."""
@@ -368,7 +378,8 @@ def _lengths(setup: Setup) -> tuple[Any, Any]:
     return model, catalog.lengths(setup, model)
 
 
-def _reason(error: Exception) -> str:
+def in_words(error: Exception) -> str:
+    """An error as a sentence; one that is not for people is logged, and said to be ours."""
     if isinstance(error, BadInput | CouldNotRun):
         return str(error)
     log.error("unexpected", exc_info=error)
