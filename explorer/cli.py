@@ -198,8 +198,12 @@ def _estimate(setup: Setup, sources: bool = False) -> Profile:
 
 
 def _probe(setup: Setup) -> Profile:
+    from explorer.measure import records
     from explorer.measure.runner import probe
 
+    before = records.find(setup)
+    if before is not None:
+        _progress(f"measured before, on {before.recorded_at[:10]}: {human(before.profile.peak.allocated_bytes)} at the peak; now anew", 0.0)
     return probe(setup, on_progress=_progress)
 
 

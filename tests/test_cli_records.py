@@ -80,3 +80,15 @@ def test_a_reader_that_has_had_enough_is_no_fault(root):
     command = f"{sys.executable} -c 'import sys; from explorer.cli import main; sys.exit(main([\"records\"]))' | head -1"
     done = subprocess.run(["bash", "-c", command], cwd=root, env={**os.environ, "PYTHONPATH": str(root), "PYTHONUNBUFFERED": "1"}, capture_output=True, text=True, check=False)
     assert "Traceback" not in done.stderr and len(done.stdout.splitlines()) == 1
+
+
+def test_a_probe_says_that_its_job_was_measured_before(capsys, monkeypatch, tmp_path):
+    from explorer.measure import runner
+
+    record = records.get("clip78-256")
+    (tmp_path / "job.json").write_text(json.dumps(record.setup.to_job()))
+    monkeypatch.setattr(runner, "probe", lambda setup, on_progress: record.profile)
+    assert cli.main(["probe", str(tmp_path / "job.json"), "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out) == record.profile.to_json()
+    assert "measured before, on 2026-12-01: 69.6 GiB at the peak" in err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from explorer.errors import CouldNotRun
@@ -24,6 +25,13 @@ def probe(setup: Setup | Mapping[str, Any], *, on_progress: Progress | None = No
         raise CouldNotRun(reason)
     argument = {"job": job.to_job(), "locks": str(lock_folder())}
     profile = Profile.from_json(run_in_worker("explorer.measure.step:run_job", argument, on_progress=on_progress, cancel=cancel, timeout_s=timeout_s))
-    if save:
-        records.save(job, profile)
+    return _kept(job, profile) if save else profile
+
+
+def _kept(setup: Setup, profile: Profile) -> Profile:
+    """The profile with its record written; where that cannot be it says so, and the measurement is not lost."""
+    try:
+        records.save(setup, profile)
+    except OSError as error:
+        return replace(profile, notes=(*profile.notes, f"this measurement could not be kept: {records.folder()} cannot be written to ({error.strerror}); EXPLORER_DATA names another folder"))
     return profile

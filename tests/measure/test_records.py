@@ -175,3 +175,14 @@ def test_what_only_one_gives_and_another_machine_are_told():
     assert [(c.key, c.first, c.second) for c in found.setups] == [("deepspeed.bf16", None, {"enabled": True})]
     assert [(c.key, c.first, c.second) for c in found.environments] == [("gpu", None, "T4")]
     assert json.loads(json.dumps(found.to_json()))["changes"] == {"deepspeed.bf16": [None, {"enabled": True}]}
+
+
+def test_a_measurement_that_cannot_be_kept_is_not_lost(monkeypatch, tmp_path):
+    from explorer.measure import runner
+
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("EXPLORER_DATA", str(tmp_path / "file"))
+    monkeypatch.setattr(runner, "why_not", lambda setup: None)
+    monkeypatch.setattr(runner, "run_in_worker", lambda *_, **__: profile().to_record())
+    got = runner.probe(SETUP)
+    assert got.peak == profile().peak and "could not be kept" in got.notes[-1]
