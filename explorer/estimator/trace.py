@@ -273,8 +273,7 @@ def _hooks(trace: Trace, model: torch.nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Reference cycles (checkpointing makes some) would be freed whenever Python's collector happens to run: here, at the end."""
-    gc.collect()
+    """Reference cycles (checkpointing makes some) would be freed whenever Python's collector happens to run: here, at the end. What earlier runs left stays till then too."""
     gc.disable()
     try:
         yield
