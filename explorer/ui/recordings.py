@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import traitlets as T
@@ -20,6 +20,9 @@ from explorer.ui.texts import sentence, text
 from explorer.units import human
 
 log = logging.getLogger(__name__)
+
+PAUSE_S = 0.05
+"""Between two estimates of the list, so that the page's own are not held up by many records."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,8 +57,10 @@ class Recordings(T.HasTraits):
         super().__init__()
         self.state = state
         self._estimates = Latest("estimates of the records", lambda: state.post)
+        self._records: Sequence[Any] = ()
         self.observe(lambda _: self._compare(), "chosen")
-        state.observe(lambda _: self._list(), "measured")
+        state.observe(lambda _: self._mark(), "measured")
+        state.observe(lambda change: change["new"].state == "done" and self._list(), "probe_status")
 
     def open_list(self, is_open: bool = True) -> None:
         """Read the records and list them, and begin to estimate their jobs; or stop that."""
@@ -64,7 +69,6 @@ class Recordings(T.HasTraits):
             self._estimates.drop()
             return
         self._list()
-        self._estimate()
 
     # -- what a person does with a record -----------------------------------------------------------------------------
 
@@ -128,14 +132,24 @@ class Recordings(T.HasTraits):
     def _changed(self) -> None:
         self.state.records_changed()
         self._list()
-        self._estimate()
 
     # -- the list -------------------------------------------------------------------------------------------------------
 
     def _list(self) -> None:
-        if self.listed:
-            self.rows = tuple(describe(record, self.state.measured) for record in _all())
-            self.chosen = tuple(name for name in self.chosen if name in {row.name for row in self.rows})
+        """Read the records; those whose estimate is not known yet get it, one after the other."""
+        if not self.listed:
+            return
+        before = {record.name: record.profile for record in self._records}
+        self._records = _all()
+        self.estimates = {r.name: self.estimates[r.name] for r in self._records if r.name in self.estimates and before.get(r.name) == r.profile}
+        self.rows = tuple(describe(record, self.state.measured) for record in self._records)
+        self.chosen = tuple(name for name in self.chosen if name in {row.name for row in self.rows})
+        self._estimate()
+
+    def _mark(self) -> None:
+        """Another measurement is shown, or none: the list is the same."""
+        shown = self.state.measured
+        self.rows = tuple(replace(row, shown=_is(record, shown)) for row, record in zip(self.rows, self._records, strict=True))
 
     def _compare(self) -> None:
         from explorer.measure.comparison import compare
@@ -146,16 +160,15 @@ class Recordings(T.HasTraits):
             self.comparison, self.failed, self.said = None, True, sentence(str(error))
 
     def _estimate(self) -> None:
-        missing = [record for record in _all() if record.name not in self.estimates and _at_hand(record.setup)]
-        if missing:
-            self._estimates.submit(lambda: _nearness(missing[0].profile, missing[0].setup), lambda result: self._estimated(missing[0].name, result))
+        record = next((r for r in self._records if r.name not in self.estimates and _at_hand(r.setup)), None)
+        if record is not None:
+            self._estimates.submit(lambda: _nearness(record.profile, record.setup), lambda result: self._estimated(record.name, result), delay_s=PAUSE_S)
 
     def _estimated(self, name: str, result: Any) -> None:
         if isinstance(result, Exception):
             log.info("no estimate for the record %s: %s", name, result)
         self.estimates = {**self.estimates, name: "" if isinstance(result, Exception) else result}
-        if self.listed:
-            self._estimate()
+        self._estimate()
 
     def wait(self, timeout_s: float = 30.0) -> None:
         """Block until every estimate is worked out (for a test)."""
@@ -189,8 +202,13 @@ def describe(record: Any, shown: Measured | None = None) -> Row:
         date=record.recorded_at[:10],
         peak="" if profile.verdict.failure else human(profile.peak.allocated_bytes),
         own=not record.shipped,
-        shown=shown is not None and shown.profile == profile and shown.recorded_at == record.recorded_at,
+        shown=_is(record, shown),
     )
+
+
+def _is(record: Any, shown: Measured | None) -> bool:
+    """Not by its date: what the page has just measured is dated twice, here and in the file."""
+    return shown is not None and shown.profile == record.profile and shown.setup == record.setup
 
 
 def _model(setup: Setup) -> str:

@@ -20,8 +20,8 @@ from explorer.profile import Failure, Verdict
 from explorer.setup import Setup
 from explorer.ui.fields import default_setup
 from explorer.ui.measurements import Measurements
-from explorer.ui.records_panel import RecordsPanel, side_by_side
 from explorer.ui.recordings import Recordings
+from explorer.ui.records_panel import RecordsPanel, side_by_side
 from explorer.ui.state import ExplorerState
 from tests.test_profile import profile
 from tests.ui.conftest import make_profile
@@ -47,6 +47,13 @@ def state(monkeypatch) -> ExplorerState:
 @pytest.fixture
 def recordings(state) -> Recordings:
     return Recordings(state)
+
+
+def until(condition) -> None:
+    end = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < end, "did not happen in time"
+        time.sleep(0.01)
 
 
 def content(setup: Setup, peak: int = 800, date: str = "2020-01-01T00:00:00+00:00", **changes) -> bytes:
@@ -116,6 +123,29 @@ def test_a_loaded_record_is_listed_first_and_shown_where_its_job_is_shown(record
     recordings.remove(recordings.rows[0].name)
     assert recordings.state.measured is None and not recordings.rows[0].own
     assert recordings.chosen == ("clip78-256",) and recordings.comparison is None
+
+
+def test_what_the_page_measures_is_listed_and_its_estimate_is_of_the_newest(recordings, monkeypatch):
+    from explorer.measure import runner
+
+    def probe(setup, **_):
+        records.save(setup, profile(800 * len(done)))
+        return profile(800 * len(done))
+
+    monkeypatch.setattr(runner, "probe", probe)
+    recordings.state.from_setup(default_setup().replace(micro_batch=6))
+    recordings.open_list()
+    done, estimates = [], set()
+    for n in (1, 2):
+        done.append(n)
+        recordings.state.run_probe()
+        until(lambda: recordings.state.probe_status.state == "done")
+        row = recordings.rows[0]
+        assert row.own and row.shown and row.peak == ("800 B", "1.6 KiB")[n - 1]
+        recordings.wait()
+        estimates.add(recordings.estimates[row.name])
+    assert len(estimates) == 2
+    assert sum(row.own for row in recordings.rows) == 1
 
 
 def test_two_that_are_chosen_are_compared(recordings):
@@ -209,10 +239,8 @@ def test_an_nvme_path_that_cannot_be_used_is_one_sentence_and_the_page_goes_on(s
     state.wait_estimate()
     assert state.problem is None and state.estimate is not None, "an estimate needs no disk"
     state.run_probe()
-    end = time.monotonic() + 5
-    while state.probe_status.state == "running" and time.monotonic() < end:
-        time.sleep(0.01)
-    assert state.probe_status.state == "failed" and path in state.probe_status.text and "\n" not in state.probe_status.text
+    until(lambda: state.probe_status.state == "failed")
+    assert path in state.probe_status.text and "\n" not in state.probe_status.text
     state.micro_batch = 8
     state.wait_estimate()
     assert not state.stale and state.problem is None
