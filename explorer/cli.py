@@ -77,6 +77,8 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("check", help="say what is wrong with a config, why it runs out of memory, and what to change", epilog="exit code: as of the job that is checked; 2 where DeepSpeed would refuse it")
     for name, content in (("config", "a DeepSpeed config"), ("trainer", "TrainingArguments, as JSON or Python"), ("oom", "an out-of-memory message, or the log it stands in"), ("job", "a job file, which the others change")):
         command.add_argument(f"--{name}", metavar="FILE", help=content)
+    command.add_argument("--largest", action="store_true", help="also the largest micro-batch, lengths and model of the family that fit")
+    command.add_argument("--prove", metavar="AXIS", choices=("micro_batch", "sequence", "target_sequence"), help="also real steps at the largest micro_batch, sequence or target_sequence that fits, and at one more")
     command.add_argument("--json", action="store_true", help="one JSON object")
     cli_records.add_arguments(commands.add_parser("records", help="list what was measured before, compare two, keep one that was made elsewhere"))
     commands.add_parser("dashboard", help="serve the dashboard on this machine; further arguments go to Voila")
@@ -85,10 +87,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def _check(options: argparse.Namespace) -> int:
     """One consultation. What DeepSpeed would refuse is bad input, though it is answered as it was meant."""
-    from explorer.advice.check import check, report
+    from explorer.advice.check import check, report, sizes
 
     try:
         found = check(options.config, options.trainer, options.oom, options.job, _progress)
+        more = sizes(found, options.largest, options.prove, _progress)
     except BadInput as error:
         return _refused("check", str(error), error.exit_code, options.json)
     wrong = str(found.error) if found.error else found.stops[0].text if found.stops else None
@@ -96,9 +99,9 @@ def _check(options: argparse.Namespace) -> int:
     if wrong:
         print(f"check: {' '.join(wrong.split())}", file=sys.stderr)
     if options.json:
-        _line({**found.to_json(), **({"error": wrong, "job": options.job or options.config} if wrong else {})})
+        _line({**found.to_json(), **more, **({"error": wrong, "job": options.job or options.config} if wrong else {})})
     else:
-        print(report(found))
+        print(report(found, more))
     return code
 
 

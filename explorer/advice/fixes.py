@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -70,14 +71,20 @@ class Fix:
         }
 
 
-def propose(setup: Setup, profile: Profile, message: Message | None = None) -> tuple[Fix, ...]:
-    """Every change worth naming, re-estimated and in order. `profile` is the setup's own estimate."""
-    once: Estimate = cache(partial(estimate, largest=False))  # of these jobs, some are asked about twice
+def propose(setup: Setup, profile: Profile, message: Message | None = None, stop: threading.Event | None = None) -> tuple[Fix, ...]:
+    """Every change worth naming, re-estimated and in order. `profile` is the setup's own estimate; `stop`, once set, ends the estimates: who sets it wants no answer."""
+    once: Estimate = cache(partial(_estimated, stop))  # of these jobs, some are asked about twice
     single = list(candidates(setup, profile, message, once))
     found = [f for f in (_tried(setup, profile, (c,), once) for c in single) if f is not None]
     if profile.verdict.answer in ("does not fit", "tight"):
         found += _pairs(setup, profile, single, found, once)
     return tuple(sorted(found, key=_order))
+
+
+def _estimated(stop: threading.Event | None, setup: Setup) -> Profile:
+    if stop is not None and stop.is_set():
+        raise CouldNotRun("the search for changes was stopped")
+    return estimate(setup, largest=False)
 
 
 def _held(setup: Setup, profile: Profile) -> bool:
@@ -128,7 +135,7 @@ def _worded(fix: Fix, before: Profile, why: str) -> Fix:
         return replace(fix, text=f"Not estimated: {why}.")
     now, was = fix.profile.peak.allocated_bytes, before.peak.allocated_bytes
     ending = {"fits": "; fits", "tight": "; is tight", "does not fit": "; still does not fit", None: ""}[fix.answer] + _on_host(fix, before)
-    if fix.helps or fix.solves:
+    if fix.helps or fix.solves and before.verdict.answer != "fits":
         text = f"{human(was)} → {human(now)} at the peak{ending}."
     else:
         more = f"takes {human(-fix.saved_bytes)} more" if fix.saved_bytes < 0 else f"frees {human(fix.saved_bytes)} of {human(was)} at the peak"

@@ -68,36 +68,47 @@ def _with_own_model(setup: Setup | Mapping[str, Any], factory: str | Callable[..
 def largest_micro_batch(setup: Setup, on_progress: tapes.Progress | None = None, stop: threading.Event | None = None) -> int | None:
     """The largest n such that every micro-batch up to n fits; 0 where one sample does not, None where no capacity is known. Whatever the setup's own is.
 
-    What is allocated grows with the batch, so the last that it lets fit is found by halves. What is reserved may fall: below that, batches
-    are taken in turn, or some dozens of them where they are many, and the first that does not fit ends the search.
     `stop`: set it and the search, which takes a second or so, raises CouldNotRun at its next replay.
+    """
+    return largest_fitting(setup, with_micro_batch, 1, _LARGEST_BATCH, on_progress, stop)
+
+
+def largest_fitting(setup: Setup, change: Callable[[Setup, int], Setup], least: int, most: int, on_progress: tapes.Progress | None = None, stop: threading.Event | None = None) -> int | None:
+    """The largest n from `least` to `most` such that `change(setup, n)` and every one below it fit; `least` - 1 where none does, None where no capacity is known.
+
+    What is allocated grows with n, so the last that it lets fit is found by halves. What is reserved may fall: below that, values
+    are taken in turn, or some dozens of them where they are many, and the first that does not fit ends the search.
     """
     capacity = _capacity(setup)
     if capacity is None:
         return None
 
-    def work(micro_batch: int) -> _Work:
+    def work(n: int) -> _Work:
         if stop is not None and stop.is_set():
-            raise CouldNotRun("the search for the largest micro-batch was stopped")
-        return _Work(with_micro_batch(setup, micro_batch), on_progress)
+            raise CouldNotRun("the search for the largest that fits was stopped")
+        return _Work(change(setup, n), on_progress)
 
     @cache
-    def allocated(micro_batch: int) -> int:
-        return int(work(micro_batch).unlimited.allocated.max())
+    def allocated(n: int) -> int:
+        return int(work(n).unlimited.allocated.max())
 
     @cache
-    def fits(micro_batch: int) -> bool:
-        return work(micro_batch).judged[0].answer == "fits"
+    def fits(n: int) -> bool:
+        return work(n).judged[0].answer == "fits"
 
-    top = 2  # one sample may need a tape of its own, so it is asked about only where two are too many
+    top = min(least + 1, most)  # one sample may need a tape of its own, so it is asked about only where two are too many
     while allocated(top) <= capacity.bytes:
-        if top >= _LARGEST_BATCH:
-            return top
-        top *= 2
-    top = _last(lambda n: allocated(n) <= capacity.bytes, 0, top)
-    low = _last(lambda n: allocated(n) <= _SURE * capacity.bytes, 0, top + 1)
-    while low and not fits(low):
+        if top == most:
+            if allocated(top) <= _SURE * capacity.bytes and fits(top):
+                return top
+            top += 1
+            break
+        top = min(2 * top, most)
+    top = _last(lambda n: allocated(n) <= capacity.bytes, least - 1, top)
+    low = _last(lambda n: allocated(n) <= _SURE * capacity.bytes, least - 1, top + 1)
+    while low >= least and not fits(low):
         low //= 2
+    low = max(low, least - 1)
     step = max(1, (top - low) // _SEARCH_REPLAYS)
     while low < top:
         high = min(low + step, top)
