@@ -42,7 +42,7 @@ class Message:
 
     kind: Kind
     cause: str = ""
-    """Of a message without sizes: "killed", "shared-memory", "cache-flush", "host-request", "library", "device", "" where nothing is known."""
+    """Of a message without sizes: "killed", "shared-memory", "cache-flush", "host-request", "library", "device", "memory-report" (no error: DeepSpeed's own lines), "" where nothing is known."""
     form: Form = "other"
     """"cached": torch 1.0 to 1.3, "reserved": 1.4 to 2.0, "in use": 2.1 and later."""
     requested: Size | None = None

@@ -207,4 +207,17 @@ def _unsized(text: str) -> Message:
             asked = _BYTES.search(text) if kind in ("host", "nccl", "none") else None
             number = int(asked[1] or asked[2]) if asked else None
             return Message(kind=kind, cause=cause, requested=None if number is None else Size(bytes=number, least=number, most=number))
-    return Message(kind="none")
+    return _report(text)
+
+
+_REPORT = re.compile(r"\bMA (\d{1,6}(?:\.\d{1,4})?) GB +Max_MA \d{1,6}(?:\.\d{1,4})? GB +CA (\d{1,6}(?:\.\d{1,4})?) GB")
+"""Of a line of DeepSpeed's `see_memory_usage` (runtime/utils.py), whose GB are GiB."""
+
+
+def _report(text: str) -> Message:
+    """The last line of `see_memory_usage`, which is no error; kind "none" in any case."""
+    lines = _REPORT.findall(text)
+    if not lines:
+        return Message(kind="none")
+    allocated, reserved = (_size(number, "G") for number in lines[-1])
+    return Message(kind="none", cause="memory-report", allocated=allocated, reserved=reserved, count=len(lines))

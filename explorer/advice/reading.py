@@ -46,8 +46,17 @@ def _not_the_allocator(m: Message) -> Iterator[Remark]:
         name, severity, text = _SENTENCES[m.kind, m.cause]
         asked = f" It asked for {human(m.requested.bytes)}." if m.requested is not None else ""
         yield Remark(id=name, severity=severity, key="", text=text + asked)
+    elif m.cause == "memory-report":
+        yield _report(m)
     elif m.is_gpu:
         yield Remark(id="no-numbers", severity="cause", key="", text=_WITHOUT_NUMBERS)
+
+
+def _report(m: Message) -> Remark:
+    """DeepSpeed's `see_memory_usage`: what MA and CA are, and what lies between them."""
+    text = f"DeepSpeed's line says that PyTorch has {human(m.allocated.bytes)} allocated (MA) and holds {human(m.reserved.bytes)} of the card (CA); Max_MA and Max_CA are the most since the line before. "
+    text += f"The {human(m.cached_bytes or 0)} between the two are its cache: freed by the model, mostly after loading or offload, not by PyTorch, which gives them out again before it asks for more. nvidia-smi counts CA; torch.cuda.empty_cache() returns the cache, and a model built under zero.Init never fills it."
+    return Remark(id="memory-report", severity="hint", key="reserved", text=text)
 
 
 def _beyond_the_card(m: Message) -> Iterator[Remark]:
