@@ -5,6 +5,7 @@ A page and the command line draw the same Consultation; nothing in it needs eith
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -66,10 +67,11 @@ def doctor(text: str, base: Setup | None = None, on_progress: tapes.Progress | N
     return consult(base, read(text), oom.read(text), on_progress)
 
 
-def consult(base: Setup | None, pasted: Pasted, message: Message, on_progress: tapes.Progress | None = None, batch_known: bool = False) -> Consultation:
+def consult(base: Setup | None, pasted: Pasted, message: Message, on_progress: tapes.Progress | None = None, batch_known: bool = False, stop: threading.Event | None = None) -> Consultation:
     """The same of parts that were read one by one. A fault of the job is in `error` and among the remarks, never raised.
 
     `batch_known`: the base's batch is the job's own; else one that fits gives way to one that does not, where a message says that memory ran out.
+    `stop`: set it and the fixes, which take most of the time, are no longer worked out.
     """
     told = [f for f in pasted.coercions if f.id != "trainer-assumed" or base is None or base.trainer is None]
     said = [*reading.remarks(message), *of_findings(told, "note"), *of_findings(pasted.unread, "note")]
@@ -88,7 +90,7 @@ def consult(base: Setup | None, pasted: Pasted, message: Message, on_progress: t
             said += _settings(setup, pasted)
             wanted = message.is_gpu and message.requested is not None
             said += diagnose(setup, profile, message, events(setup, on_progress) if wanted else None)
-            fixes = propose(setup, profile, message)
+            fixes = propose(setup, profile, message, stop)
     except (BadInput, CouldNotRun) as refused:
         error = refused
         said.append(Remark(id="refused" if isinstance(refused, BadInput) else "not-modelled", severity="problem", key=getattr(refused, "field", ""), text=f"{refused}"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from explorer.ui.texts import sentence, text
 if TYPE_CHECKING:
     from explorer.advice import Consultation
 
-PASTE_PAUSE_S = 0.25
+PASTE_PAUSE_S = 0.2
 """How long what is typed rests before it is read."""
 ADVICE_PAUSE_S = 0.5
 """How long the controls rest before changes are sought: it takes some dozens of estimates."""
@@ -64,6 +65,7 @@ class Consulting(T.HasTraits):
         self.state = state
         self._readings = Latest("reading of what is pasted", lambda: state.post)
         self._advices = Latest("what would help", lambda: state.post)
+        self._stop = threading.Event()
         self._marks: Mapping[Setup, str] = {}
         self._marks_of_pasted: Mapping[Setup, str] = {}
         self._start: tuple[Setup | None, dict[str, Any], Callable[[], None]] | None = None
@@ -171,6 +173,7 @@ class Consulting(T.HasTraits):
             self.outdated = self.advice is not None and self.in_use is None
         if self.in_use is None:
             self._advices.drop()
+            self._stop.set()  # give way to the estimate: two threads would halve each other's speed
         self._write_files()
 
     def _estimated(self) -> None:
@@ -182,7 +185,8 @@ class Consulting(T.HasTraits):
             self._advise(None, {})
             return
         setup, message = state.setup, self.pasted.message if self.pasted else None
-        self._advices.submit(lambda: _advised(setup, message), lambda result: self._advised(setup, result), delay_s=ADVICE_PAUSE_S)
+        stop = self._stop = threading.Event()
+        self._advices.submit(lambda: _advised(setup, message, stop), lambda result: self._advised(setup, result), delay_s=ADVICE_PAUSE_S)
 
     def _advised(self, setup: Setup, result: Any) -> None:
         if setup != self.state.setup:
@@ -212,16 +216,16 @@ def _consulted(given: str, base: Setup | None, progress: Callable[[str, float], 
     return found, _marks(found)
 
 
-def _advised(setup: Setup, message: Any) -> tuple[Consultation, Mapping[Setup, str]]:
+def _advised(setup: Setup, message: Any, stop: threading.Event) -> tuple[Consultation, Mapping[Setup, str]]:
     """The doctor on a job alone; with the message that was pasted, where it can be this job's."""
     from explorer.advice import consult
     from explorer.advice.message import Message
     from explorer.dsconfig.read import Pasted
 
     nothing = Pasted(changes={})
-    found = consult(setup, nothing, message, batch_known=True) if message is not None else None
+    found = consult(setup, nothing, message, batch_known=True, stop=stop) if message is not None else None
     if found is None or found.setup != setup:  # the message's card or GPUs are not this job's
-        found = consult(setup, nothing, Message(kind="none"), batch_known=True)
+        found = consult(setup, nothing, Message(kind="none"), batch_known=True, stop=stop)
     return found, _marks(found)
 
 

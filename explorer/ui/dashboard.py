@@ -14,6 +14,7 @@ from explorer.setup import Setup
 from explorer.ui import charts, panels
 from explorer.ui.background import Mailbox
 from explorer.ui.controls import Controls
+from explorer.ui.doctor_panel import DoctorPanel
 from explorer.ui.live_chart import STATIC, LiveChart, VegaRuntime, spec
 from explorer.ui.parts import Tools
 from explorer.ui.records_panel import RecordsPanel
@@ -78,7 +79,9 @@ class Explorer(W.VBox):
         picture = _classed(W.VBox([self._card_chart, self._figures]), "ex-picture")
         phases = _classed(W.VBox([W.HTML(f"<h2>{text('chart.phase.title')}</h2>"), self._phase_note, self._phase_chart]), "ex-panel")
         self.records = RecordsPanel(self.state)
-        details = _classed(W.VBox([self._probe(), self.records.box, _classed(W.VBox([self._table, self._origins]), "ex-panel"), phases, _classed(self._notes, "ex-panel"), _classed(self._job, "ex-panel")]), "ex-details")
+        probe = self._probe()
+        self.doctor = DoctorPanel(self.state, has_accelerator=self._accelerator is not None)
+        details = _classed(W.VBox([self.doctor.view, probe, self.records.box, _classed(W.VBox([self._table, self._origins]), "ex-panel"), phases, _classed(self._notes, "ex-panel"), _classed(self._job, "ex-panel")]), "ex-details")
         style = _classed(W.HTML(f"<style>{(STATIC / 'style.css').read_text(encoding='utf-8')}</style>"), "ex-unseen")
         self._parts = (style, _classed(self._runtime, "ex-unseen"), head, _classed(W.VBox([self._notice, self._verdict]), "ex-verdict"), picture, self.controls.box, details)
 

@@ -254,6 +254,7 @@ ENGLISH: dict[str, str] = {
     "doctor.itself": "As it is",
     "doctor.partly": "Helps, but does not do alone",
     "doctor.useless": "Does not help here",
+    "doctor.rest": "and {n} more, which cost more or help less",
     "doctor.saved": "frees {size}",
     "doctor.more": "takes {size} more",
     "doctor.apply": "Apply",
