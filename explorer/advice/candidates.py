@@ -79,7 +79,7 @@ def _kept(setup: Setup, settings: Settings, profile: Profile) -> Iterator[Candid
     kept = kept_weights(setup)
     if kept is None:
         return
-    if kept.reason == "recomputed":
+    if kept.reason == "recomputed" and kept.n_bytes > _WORTH_NAMING * kept.peak_bytes:  # its trace may have to be recorded first, which takes its time
         yield Candidate("reentrant-checkpointing", 1, "nothing, but that some input of each layer must need a gradient (enable_input_require_grads where embeddings are frozen)", changes.reentrant)
     if kept.key == "zero_init":
         yield Candidate("zero-init", 1, "nothing: the TrainingArguments are made before the model", lambda s: s.replace(zero_init=True), frozenset({"newer-deepspeed"}))

@@ -52,7 +52,7 @@ def kept_weights(setup: Setup) -> Kept | None:
 def _why(reason: Reason, setup: Setup, settings: Settings) -> tuple[str, str]:
     """(key, the rest of the sentence): torch/utils/checkpoint.py; runtime/zero/linear.py; transformers/integrations/moe.py."""
     if reason == "recomputed":
-        return "gradient_checkpointing", 'checkpointing with "use_reentrant": false detaches what a recomputed layer saves, so its weights live on while they are gathered again for the backward, twice in all. "use_reentrant": true keeps no such copy.'
+        return "gradient_checkpointing", 'checkpointing with "use_reentrant": false detaches what a recomputed layer saves, so its weights live on while they are gathered again for the backward, twice in all. "use_reentrant": true detaches nothing.'
     if reason == "transposed":
         return "gradient_checkpointing", "the experts' weights are transposed before their product, and of a view autograd saves the whole weight, from forward to backward. With gradient checkpointing that is one layer's at a time."
     if not _refused_by_config(settings):
