@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -68,6 +68,49 @@ def test_estimator_and_measure_never_import_the_page() -> None:
     assert len(files) > 20
     breaches = [f"{path.relative_to(ROOT)} imports {name}" for path in files for name in imports_of(path) if name.split(".")[0] in ("ipywidgets", "altair", "anywidget", "voila") or name.startswith("explorer.ui")]
     assert not breaches
+
+
+def modules() -> dict[str, Path]:
+    """Dotted name → file, of the package, the tests and the benchmarks."""
+    files = [path for folder in ("explorer", "tests", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
+    return {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in files}
+
+
+def needs(path: Path, known: Mapping[str, Path]) -> set[str]:
+    """Our modules that a file imports, anywhere in it; `from package import module` is of the module."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            found |= {name if name in known else node.module for name in names}
+    return {name for name in found if name in known and known[name] != path}
+
+
+def circle(graph: Mapping[str, set[str]]) -> list[str]:
+    """Modules that import each other in a ring, in order; none where there is no ring."""
+    done: set[str] = set()
+
+    def walk(name: str, trail: list[str]) -> list[str]:
+        if name in trail:
+            return [*trail[trail.index(name) :], name]
+        if name not in done:
+            for other in sorted(graph[name]):
+                if found := walk(other, [*trail, name]):
+                    return found
+            done.add(name)
+        return []
+
+    return next((found for name in sorted(graph) if (found := walk(name, []))), [])
+
+
+def test_no_two_modules_import_each_other() -> None:
+    """Not over third ones either, and not in functions: what two need is in a module of its own."""
+    known = modules()
+    assert len(known) > 100
+    assert circle({name: needs(path, known) for name, path in known.items()}) == []
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"a"}}) == ["a", "b", "c", "a"]
 
 
 def test_bytes_are_named_as_such() -> None:

@@ -1,14 +1,7 @@
-"""What llm-analysis says, asked where it is installed and kept in `llm_analysis.json`.
-
-It asks for transformers below 5, so it has an environment of its own, into which it goes without what it does not need for this:
-
-    python -m venv SOMEWHERE && SOMEWHERE/bin/pip install --no-deps llm-analysis==0.2.2 && SOMEWHERE/bin/pip install fire
-    python -m benchmarks.accuracy.llm_analysis SOMEWHERE/bin/python
-"""
+"""What llm-analysis says: the question in its words, and its answers as kept in `llm_analysis.json` (ask_llm_analysis.py asks it)."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 from collections.abc import Iterable, Mapping
@@ -60,18 +53,3 @@ def ask(python: str, questions: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     done = subprocess.run([python, "-c", ASK], input="\n".join(texts), stdout=subprocess.PIPE, text=True, check=True)
     answers = [line for line in done.stdout.splitlines() if line.strip().isdigit()]
     return dict(zip(texts, map(int, answers), strict=True))
-
-
-def main() -> None:
-    """Ask for every row that it speaks of."""
-    from benchmarks.accuracy.others import llm_analysis_questions
-
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("python", help="the interpreter of an environment with llm-analysis")
-    said = ask(options.parse_args().python, llm_analysis_questions())
-    SAID.write_text(json.dumps(said, indent=0) + "\n", encoding="utf-8")
-    print(f"{len(said)} answers")
-
-
-if __name__ == "__main__":
-    main()

@@ -7,7 +7,7 @@ history, they place that moment exactly, whatever the clocks say.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -25,7 +25,9 @@ class Event(NamedTuple):
 
     size: int
     address: int
-    stream: int
+    stream: int = 0
+    block: int = 0
+    """Bytes of the block as the allocator counts them, at least as many; an allocation's only."""
 
 
 @dataclass(slots=True)
@@ -37,6 +39,8 @@ class Mark:
     """Address → category, of blocks alive then."""
     position: int = -1
     """Events before it, once it has been found."""
+    block: int = 0
+    """Bytes that its own block took for a moment."""
 
 
 def mark_size(index: int) -> int:
@@ -53,7 +57,7 @@ def place(events: Sequence[Event], marks: Sequence[Mark]) -> list[Event]:
         event = events[i]
         following = events[i + 1] if i + 1 < len(events) else None
         if waiting < len(marks) and event.size == mark_size(waiting) and following is not None and following.size < 0 and following.address == event.address:
-            marks[waiting].position = len(kept)
+            marks[waiting].position, marks[waiting].block = len(kept), event.block
             waiting += 1
             i += 2
             continue
@@ -62,14 +66,9 @@ def place(events: Sequence[Event], marks: Sequence[Mark]) -> list[Event]:
     return kept
 
 
-def requested_peak(events: Sequence[Event]) -> int:
-    """The most bytes requested at any moment, the marks' own blocks included."""
-    return int(np.cumsum(np.array([event.size for event in events], dtype=np.int64)).max(initial=0))
-
-
 @dataclass(slots=True)
 class Blocks:
-    """Columns by block: first and last event (the last is len(events) where it was never freed), requested bytes, category."""
+    """Columns by block: first and last event (the last is len(events) where it was never freed), the block's bytes, category."""
 
     start: np.ndarray
     end: np.ndarray
@@ -90,7 +89,7 @@ def blocks(events: Sequence[Event]) -> Blocks:
             live[event.address] = len(start)
             start.append(i)
             end.append(len(events))
-            size.append(event.size)
+            size.append(event.block)
             address.append(event.address)
             stream.append(event.stream)
         elif event.size < 0 and event.address in live:
@@ -99,14 +98,14 @@ def blocks(events: Sequence[Event]) -> Blocks:
     return Blocks(*columns, category=[""] * len(start))
 
 
-def name_blocks(found: Blocks, marks: Sequence[Mark], n_events: int, cut_short: int | None, side_streams: Iterable[int] = ()) -> None:
-    """Give every block its category: what the engine called it at some mark; else by the forward it outlived; else temporary.
+def name_blocks(found: Blocks, marks: Sequence[Mark], n_events: int, cut_short: int | None, gathers: Collection[int] = ()) -> None:
+    """Give every block its category: what the engine called it at some mark; else by the stream it was made on (`gathers`: those
+    that ZeRO-3 gathers parameters on) or the forward it outlived; else temporary.
 
     What a forward made and nothing ever freed is no activation but a workspace. `cut_short`: events before memory ran out, where
     it did: a forward that it ended is named by what lived then.
     """
     _by_owner(found, marks)
-    gathers = set(side_streams)
     for begin, finish in _forwards(marks, cut_short):
         inside = np.flatnonzero((found.start >= begin) & (found.start < finish) & (found.end >= finish) & ((found.end < n_events) | (cut_short is not None)))
         for i in inside:
@@ -157,32 +156,32 @@ def _forwards(marks: Sequence[Mark], cut_short: int | None) -> Iterable[tuple[in
 
 
 def highest(found: Blocks, begin: int, end: int) -> int:
-    """Events before the highest point of what was requested, from `begin` on."""
-    return at_peak(found, found.size, begin, end)[0]
+    """Events before the highest point of what was allocated within [begin, end]."""
+    return begin + int(level(found, begin, end).argmax())
 
 
-def at_peak(found: Blocks, rounded: np.ndarray, begin: int, end: int) -> tuple[int, dict[str, int]]:
-    """(event after which allocation was highest within [begin, end], category → bytes then). `rounded`: bytes of each block."""
-    at = begin + int(level(found, rounded, begin, end).argmax())
-    return at, categories_at(found, rounded, at)
+def highest_with_marks(found: Blocks, marks: Sequence[Mark], begin: int, end: int) -> int:
+    """The most bytes allocated within [begin, end], the blocks of `marks` included: what a counter has seen."""
+    curve = level(found, begin, end)
+    return max(int(curve.max()), *(int(curve[m.position - begin]) + m.block for m in marks if begin <= m.position <= end), 0)
 
 
-def categories_at(found: Blocks, rounded: np.ndarray, at: int) -> dict[str, int]:
+def categories_at(found: Blocks, at: int) -> dict[str, int]:
     """Category → bytes alive after `at` events."""
     alive = np.flatnonzero((found.start < at) & (found.end >= at))
     sums = dict.fromkeys(CATEGORIES, 0)
     for i in alive:
         category = found.category[i]
         if category in sums:
-            sums[category] += int(rounded[i])
+            sums[category] += int(found.size[i])
     return sums
 
 
-def level(found: Blocks, rounded: np.ndarray, begin: int, end: int) -> np.ndarray:
+def level(found: Blocks, begin: int, end: int) -> np.ndarray:
     """Allocated bytes after `begin` events and after each one up to `end`."""
     change = np.zeros(end + 2, dtype=np.int64)
-    np.add.at(change, np.minimum(found.start + 1, end + 1), rounded)
-    np.add.at(change, np.minimum(found.end + 1, end + 1), -rounded)
+    np.add.at(change, np.minimum(found.start + 1, end + 1), found.size)
+    np.add.at(change, np.minimum(found.end + 1, end + 1), -found.size)
     return np.cumsum(change)[begin : end + 1]
 
 

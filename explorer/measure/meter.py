@@ -1,4 +1,4 @@
-"""Follows a run: marks its moments, and asks the engine at each which tensors it holds. The accelerator's own half is in meter_cuda.py and meter_cpu.py (torch)."""
+"""Follows a run: marks its moments, and asks the engine at each which tensors it holds. Each accelerator's own half is in meter_cuda.py and meter_cpu.py (torch)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from explorer.measure.history import Event, Mark, mark_size, owners_of
 from explorer.measure.host import HostWatch
-from explorer.measure.owners import engine_tensors, gathered, gradients, storages
+from explorer.measure.owners import coordinator, engine_tensors, gather_streams, gathered, gradients, storages
 
 
 class Reading(NamedTuple):
@@ -21,16 +21,6 @@ class Reading(NamedTuple):
     last_mark: int
 
 
-def meter() -> Meter:
-    """The meter for the accelerator that DeepSpeed was loaded for."""
-    from deepspeed.accelerator import get_accelerator
-
-    from explorer.measure.meter_cpu import CpuMeter
-    from explorer.measure.meter_cuda import CudaMeter
-
-    return CudaMeter() if get_accelerator()._name == "cuda" else CpuMeter()
-
-
 class Meter:
     """Marks moments, and at each asks the engine which tensors it holds. Subclasses read counters and the history."""
 
@@ -40,11 +30,11 @@ class Meter:
         self.marks: list[Mark] = []
         self.engine: Any = None
         self.settings: Any = None
-        self.kept: list[Any] = []
         self.in_backward = False
-        self.batch_owners: dict[int, str] = {}
         self.host = HostWatch()
         self.phase_mark = 0
+        self.gathers: frozenset[int] = frozenset()
+        """Streams on which ZeRO-3 makes nothing but gathered parameters."""
         self.alone = True
         """Whether no other probe is on the GPU: device-wide readings mean something only then."""
 
@@ -77,9 +67,8 @@ class Meter:
         return reading._replace(last_mark=len(self.marks) - 1)
 
     def batch(self, batch: Mapping[str, Any]) -> None:
-        """The batch's tensors, which count as activations."""
-        self.batch_owners = {address: "activations" for address in storages(batch.values())}
-        self.mark("batch", self.batch_owners)
+        """The batch's tensors, which count as activations. Said once: they may be gone at a later mark, and something else in their place."""
+        self.mark("batch", dict.fromkeys(storages(batch.values()), "activations"))
 
     def begin(self, phase: str) -> None:
         """A phase begins."""
@@ -98,7 +87,7 @@ class Meter:
     def _owners(self) -> dict[int, str]:
         if self.engine is None:
             return {}
-        return {**engine_tensors(self.engine, self.settings), **gathered(self.engine.module), **self.batch_owners}
+        return {**engine_tensors(self.engine, self.settings), **gathered(self.engine.module.parameters())}
 
     # --- hooks on the engine
 
@@ -109,10 +98,10 @@ class Meter:
             if getattr(module, "gradient_checkpointing", False) and type(module).__name__ != type(engine.module).__name__ and hasattr(module, "_gradient_checkpointing_func"):
                 module.register_forward_pre_hook(self._before_recompute)
                 module.register_forward_hook(self._after_recompute, always_call=True)
-        if settings.stage == 3 and settings.world_size > 1:
-            for module in engine.module.modules():
-                if module._parameters:
-                    module.register_forward_pre_hook(self._on_gather)
+        gatherer = coordinator(engine)
+        if gatherer is not None and settings.world_size > 1:
+            gatherer.fetch_sub_module = self._seeing_gathers(gatherer.fetch_sub_module)
+            self.gathers = gather_streams(gatherer)
 
     def watch_gradients(self, parameters: Iterable[Any]) -> None:
         """See gradients as autograd makes them: before DeepSpeed's own hooks, which move them elsewhere."""
@@ -124,8 +113,14 @@ class Meter:
             return
         self.mark("gradient", {**gradients([parameter]), **engine_tensors(self.engine, self.settings, transient_only=True)})
 
-    def _on_gather(self, module: Any, args: Any) -> None:
-        self.mark("gathered", gathered(module))
+    def _seeing_gathers(self, fetch: Any) -> Any:
+        """DeepSpeed's `fetch_sub_module`, which every forward and backward of a module begins with, and what it gathered."""
+
+        def fetching(module: Any, *args: Any, **kwargs: Any) -> None:
+            fetch(module, *args, **kwargs)
+            self.mark("gathered", gathered(module.parameters()))
+
+        return fetching
 
     def _before_recompute(self, module: Any, args: Any) -> None:
         if self.in_backward:
@@ -160,7 +155,8 @@ class Meter:
     def build_device(self) -> str:
         return self.device
 
-    def requested_peak(self) -> int | None:
+    def requested_peak(self) -> tuple[int, int] | None:
+        """(as PyTorch counted it, as the history has it): the most bytes asked for at any moment."""
         return None
 
     def outside_bytes(self) -> int:

@@ -28,7 +28,7 @@ class CpuMeter(Meter):
 
     def events(self) -> list[Event]:
         tree = self.profiler.profiler.kineto_results.experimental_event_tree()
-        found = [(e.start_time_ns, i, Event(e.typed[1].alloc_size, e.typed[1].ptr, 0)) for i, e in enumerate(_allocations(tree))]
+        found = [(e.start_time_ns, i, Event(e.typed[1].alloc_size, e.typed[1].ptr, block=e.typed[1].alloc_size)) for i, e in enumerate(_allocations(tree))]
         found.sort(key=lambda x: x[0])
         return [event for _, _, event in found]
 

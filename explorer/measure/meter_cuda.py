@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from explorer.measure import segments
 from explorer.measure.history import Event
 from explorer.measure.meter import Meter, Reading
 
@@ -19,7 +20,9 @@ class CudaMeter(Meter):
     def __init__(self) -> None:
         super().__init__()
         self.peak = self.reserved = self.requested = 0
-        self.snapshot: Any = None
+        self.before: dict[str, Any] = {}
+        """PyTorch's snapshot when the history began."""
+        self.trace: list[Any] = []
 
     def total_bytes(self) -> int:
         import torch
@@ -54,6 +57,7 @@ class CudaMeter(Meter):
 
         torch.cuda.set_device(0)
         torch.zeros(1, device="cuda")
+        self.before = torch.cuda.memory._snapshot()
         torch.cuda.memory._record_memory_history(enabled="all", context=None, max_entries=20_000_000)
         plain = torch.cuda.reset_peak_memory_stats
 
@@ -69,18 +73,11 @@ class CudaMeter(Meter):
     def stop(self) -> None:
         import torch
 
-        self.snapshot = torch.cuda.memory._snapshot()
+        self.trace = torch.cuda.memory._snapshot()["device_traces"][0]
         torch.cuda.memory._record_memory_history(enabled=None)
 
     def events(self) -> list[Event]:
-        traces = self.snapshot["device_traces"][0]
-        result = []
-        for entry in traces:
-            if entry["action"] == "alloc":
-                result.append(Event(entry["size"], entry["addr"], entry.get("stream", 0)))
-            elif entry["action"] == "free_requested":
-                result.append(Event(-entry["size"], entry["addr"], entry.get("stream", 0)))
-        return result
+        return segments.read(self.trace, self.before["segments"], segments.options(self.before))
 
     def _gather_peaks(self) -> None:
         import torch
@@ -93,7 +90,8 @@ class CudaMeter(Meter):
     def _mark_block(self, n_bytes: int) -> None:
         import torch
 
-        torch.empty(n_bytes, dtype=torch.uint8, device="cuda")
+        with torch.cuda.stream(torch.cuda.default_stream()):  # on a side stream it would be the first of its kind, in a segment of its own
+            torch.empty(n_bytes, dtype=torch.uint8, device="cuda")
 
     def _reset(self) -> None:
         self._plain_reset()
@@ -106,9 +104,8 @@ class CudaMeter(Meter):
         self._gather_peaks()
         return Reading(torch.cuda.memory_allocated(), self.peak, self.reserved, first_mark, 0)
 
-    def requested_peak(self) -> int:
-        """The most that was ever requested, as PyTorch counts it."""
-        return self.requested
+    def requested_peak(self) -> tuple[int, int]:
+        return self.requested, segments.requested_peak(self.trace)
 
     def outside_bytes(self) -> int:
         """What the device is used for beyond what PyTorch reserved, other processes' memory included; 0 where others run too."""

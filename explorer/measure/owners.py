@@ -67,10 +67,10 @@ def gradients(parameters: Iterable[Any]) -> dict[int, str]:
     return {address: "gradients" for address in storages(p.grad for p in parameters if p.grad is not None)}
 
 
-def gathered(module: Any) -> dict[int, str]:
-    """Stage 3: a module's whole parameters that are there now and are not their own partition."""
+def gathered(parameters: Iterable[Any]) -> dict[int, str]:
+    """Stage 3: parameters that are there whole now and are not their own partition."""
     found: dict[int, str] = {}
-    for parameter in module.parameters():
+    for parameter in parameters:
         share = getattr(parameter, "ds_tensor", None)
         if share is None or not parameter.data.numel():
             continue
@@ -78,3 +78,22 @@ def gathered(module: Any) -> dict[int, str]:
         if not share.numel() or address != share.untyped_storage().data_ptr():
             found[address] = "gathered"
     return found
+
+
+def coordinator(engine: Any) -> Any:
+    """Stage 3's PartitionedParameterCoordinator, which gathers and releases; None at other stages."""
+    wrapper = getattr(engine, "optimizer", None)
+    return getattr(getattr(wrapper, "parameter_offload", wrapper), "param_coordinator", None)
+
+
+def gather_streams(gatherer: Any) -> frozenset[int]:
+    """The CUDA stream of stage 3's own that it gathers on; none without overlap, or on the CPU accelerator.
+
+    Its other one, on which it reduces gradients, makes no parameters (stage3.py, `reduce_and_partition_stream`).
+    """
+    from deepspeed.accelerator import get_accelerator
+
+    stream = getattr(gatherer, "_PartitionedParameterCoordinator__allgather_stream", None)
+    if not hasattr(stream, "cuda_stream") or stream == get_accelerator().default_stream():
+        return frozenset()
+    return frozenset([stream.cuda_stream])

@@ -5,16 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from explorer import timeline
-from explorer.estimator.allocator import Options
-from explorer.estimator.stream import Stream
-from explorer.estimator.usage import run
 from explorer.measure import history
-from explorer.measure.history import Blocks, Event, Mark
+from explorer.measure.history import Blocks, Mark
+from explorer.measure.meter import Reading
 from explorer.profile import CATEGORIES, Failure, Host, Peak, PhaseMemory, Profile, Verdict
 from explorer.units import GiB, KiB, MiB, human
 
@@ -22,20 +20,14 @@ _UNITS = {"bytes": 1, "B": 1, "KiB": KiB, "MiB": MiB, "GiB": GiB}
 
 
 def summarize(work: Any) -> Profile:
-    """The Profile of a finished (or interrupted) `step.Run`."""
+    """The Profile of a finished (or interrupted) `run.Run`."""
     meter = work.meter
-    everything = meter.events()
-    events = history.place(everything, meter.marks)
+    events = history.place(meter.events(), meter.marks)
     found = history.blocks(events)
-    compute = int(np.bincount(found.stream - found.stream.min()).argmax() + found.stream.min()) if len(found.stream) else 0
-    sides = {int(s) for s in np.unique(found.stream)} - {compute} if work.settings.stage == 3 and work.settings.world_size > 1 else set()
-    history.name_blocks(found, meter.marks, len(events), _cut_short(work, found, len(events)), sides)
-    sizes = _block_sizes(events, found, meter.device)
+    history.name_blocks(found, meter.marks, len(events), _cut_short(work, found, len(events)), meter.gathers)
     if meter.device == "cpu":
-        sizes = _device_only(found, sizes)
-    summary = _Summary(work, found, sizes, meter.marks, len(events))
-    counted = meter.requested_peak()
-    return replace(summary.profile(), requested_peak=None if counted is None else (counted, history.requested_peak(everything)))
+        _device_only(found)
+    return replace(_Summary(work, found, meter.marks, len(events)).profile(), requested_peak=meter.requested_peak())
 
 
 def _cut_short(work: Any, found: Blocks, n_events: int) -> int | None:
@@ -46,27 +38,23 @@ def _cut_short(work: Any, found: Blocks, n_events: int) -> int | None:
     return history.highest(found, begins[-1], n_events)
 
 
-def _block_sizes(events: list[Event], found: Blocks, device: str) -> np.ndarray:
-    """Bytes of each block as the allocator counts them: the history has requests only, so they are played through its model."""
-    if device == "cpu":
-        return found.size.copy()
-    numbers = {int(start): i + 1 for i, start in enumerate(found.start)}
-    frees = {int(end): i + 1 for i, end in enumerate(found.end) if end < len(events)}
-    order = [numbers[i] if i in numbers else -frees[i] for i in range(len(events)) if i in numbers or i in frees]
-    zeros = np.zeros(len(found.size), dtype=np.int8)
-    streams = np.unique(found.stream, return_inverse=True)[1].astype(np.int8)
-    stream = Stream(bytes=found.size, categories=zeros, provenance=zeros, streams=streams, owners=(), order=np.array(order, dtype=np.int64), marks=())
-    return run(stream, Options()).sizes
-
-
-def _device_only(found: Blocks, sizes: np.ndarray) -> np.ndarray:
+def _device_only(found: Blocks) -> None:
     """On the CPU accelerator device and host are one memory: blocks the engine keeps for the host are not the device's."""
-    return np.where(np.array([c == "host" for c in found.category]), 0, sizes)
+    found.size[np.array([c == "host" for c in found.category], dtype=bool)] = 0
+
+
+class _Span(NamedTuple):
+    """The highest point of a phase."""
+
+    at: int
+    """Events before it."""
+    peak: int
+    unexplained: int
 
 
 class _Summary:
-    def __init__(self, work: Any, found: Blocks, sizes: np.ndarray, marks: list[Mark], n_events: int) -> None:
-        self.work, self.found, self.sizes, self.marks, self.n_events = work, found, sizes, marks, n_events
+    def __init__(self, work: Any, found: Blocks, marks: list[Mark], n_events: int) -> None:
+        self.work, self.found, self.marks, self.n_events = work, found, marks, n_events
         self.cuda = work.meter.device == "cuda"
         applied = [s for s in work.steps if s.applied]
         self.first = applied[0] if applied else (work.steps[0] if work.steps else None)
@@ -112,26 +100,31 @@ class _Summary:
 
     def _interrupted(self, phase: str) -> Any:
         """The reading of a phase that ran out of memory."""
-        from explorer.measure.meter import Reading
-
         meter = self.work.meter
         begins = [i for i, m in enumerate(self.marks) if m.label == f"{phase} begins"] or [0]
         reading = meter._read(begins[-1])
         return Reading(reading.end, reading.peak, reading.reserved, begins[-1], len(self.marks) - 1)
 
     def _phase(self, phase: str, readings: list[Any]) -> PhaseMemory:
-        """Each figure is its own maximum over the micro-batches."""
-        spans = [(self._position(r.first_mark, 0), self._position(r.last_mark, self.n_events)) for r in readings]
-        peaks = [history.at_peak(self.found, self.sizes, begin, end) for begin, end in spans]
-        best = max(range(len(peaks)), key=lambda i: sum(peaks[i][1].values()))
-        categories = peaks[best][1]
-        total = sum(categories.values())
+        """Each figure is its own maximum over the micro-batches.
+
+        Peak and categories are the history's, without the blocks of the probe's own marks. What PyTorch's counter had beyond the history, those
+        blocks included, is unexplained.
+        """
+        span = max((self._span(reading) for reading in readings), key=lambda span: span.peak + span.unexplained)
+        categories = history.categories_at(self.found, span.at)
         if not self.cuda:
-            ends = [sum(history.categories_at(self.found, self.sizes, end).values()) for _, end in spans]
-            return PhaseMemory(phase=phase, end_allocated_bytes=max(ends), peak_allocated_bytes=total, peak_reserved_bytes=total, at_peak=categories)
-        peak = max(r.peak for r in readings)
-        categories["unexplained"] += peak - total
-        return PhaseMemory(phase=phase, end_allocated_bytes=max(r.end for r in readings), peak_allocated_bytes=peak, peak_reserved_bytes=max(r.reserved for r in readings), at_peak=categories)
+            ends = [sum(history.categories_at(self.found, self._position(r.last_mark, self.n_events)).values()) for r in readings]
+            return PhaseMemory(phase=phase, end_allocated_bytes=max(ends), peak_allocated_bytes=span.peak, peak_reserved_bytes=span.peak, at_peak=categories)
+        categories["unexplained"] = span.unexplained
+        return PhaseMemory(phase=phase, end_allocated_bytes=max(r.end for r in readings), peak_allocated_bytes=span.peak + span.unexplained, peak_reserved_bytes=max(r.reserved for r in readings), at_peak=categories)
+
+    def _span(self, reading: Any) -> _Span:
+        begin, end = self._position(reading.first_mark, 0), self._position(reading.last_mark, self.n_events)
+        at = history.highest(self.found, begin, end)
+        inside = self.marks[reading.first_mark + 1 : reading.last_mark]
+        seen = history.highest_with_marks(self.found, inside, begin, end)
+        return _Span(at, sum(history.categories_at(self.found, at).values()), reading.peak - seen if self.cuda else 0)
 
     def _position(self, mark: int, default: int) -> int:
         position = self.marks[mark].position if mark < len(self.marks) else -1
@@ -172,7 +165,7 @@ class _Summary:
         runs = sorted((r.first_mark, phase) for phase, readings in reading.phases.items() for r in readings)
         begin = self._position(reading.first_mark, 0)
         end = self._position(max(0, reading.last_mark - 1), self.n_events)
-        return timeline.draw(history.level(self.found, self.sizes, begin, end), [(phase, self._position(mark, begin) - begin) for mark, phase in runs])
+        return timeline.draw(history.level(self.found, begin, end), [(phase, self._position(mark, begin) - begin) for mark, phase in runs])
 
 
 def _peak(steps: dict[str, tuple[PhaseMemory, ...]]) -> Peak:

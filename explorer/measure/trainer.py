@@ -16,7 +16,7 @@ from typing import Any
 
 from explorer.errors import BadInput, CouldNotRun
 from explorer.measure.owners import storages
-from explorer.measure.step import MOST_STEPS, Run, StepReading, out_of_memory
+from explorer.measure.run import MOST_STEPS, Run, StepReading, out_of_memory
 from explorer.profile import Profile
 
 FORCED: dict[str, Any] = {

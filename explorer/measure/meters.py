@@ -1,0 +1,14 @@
+"""Which meter reads this machine's accelerator (torch)."""
+
+from __future__ import annotations
+
+from explorer.measure.meter import Meter
+from explorer.measure.meter_cpu import CpuMeter
+from explorer.measure.meter_cuda import CudaMeter
+
+
+def meter() -> Meter:
+    """The meter for the accelerator that DeepSpeed was loaded for."""
+    from deepspeed.accelerator import get_accelerator
+
+    return CudaMeter() if get_accelerator()._name == "cuda" else CpuMeter()
