@@ -81,9 +81,9 @@ class Explorer(W.VBox):
         self.records = RecordsPanel(self.state)
         probe = self._probe()
         self.doctor = DoctorPanel(self.state, has_accelerator=self._accelerator is not None)
-        details = _classed(W.VBox([self.doctor.view, probe, self.records.box, _classed(W.VBox([self._table, self._origins]), "ex-panel"), phases, _classed(self._notes, "ex-panel"), _classed(self._job, "ex-panel")]), "ex-details")
+        details = _classed(W.VBox([probe, self.records.box, _classed(W.VBox([self._table, self._origins]), "ex-panel"), phases, _classed(self._notes, "ex-panel"), _classed(self._job, "ex-panel")]), "ex-details")
         style = _classed(W.HTML(f"<style>{(STATIC / 'style.css').read_text(encoding='utf-8')}</style>"), "ex-unseen")
-        self._parts = (style, _classed(self._runtime, "ex-unseen"), head, _classed(W.VBox([self._notice, self._verdict]), "ex-verdict"), picture, self.controls.box, details)
+        self._parts = (style, _classed(self._runtime, "ex-unseen"), head, _classed(W.VBox([self._notice, self._verdict]), "ex-verdict"), picture, self.doctor.view, self.controls.box, details)
 
     def _probe(self) -> W.Widget:
         from explorer.measure.runner import accelerator

@@ -41,7 +41,6 @@ class DoctorPanel:
         self.consulting = Consulting(state)
         self._has_accelerator = has_accelerator
         self.view = DoctorView(words={key: text(f"doctor.{key}") for key in _WORDS})
-        self.view.add_class("ex-panel")
         self.view.on_msg(lambda _, message, __: self._act(message))
         consulting = self.consulting
         for name in ("text", "files_open"):

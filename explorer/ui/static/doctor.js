@@ -28,6 +28,8 @@ function render({ model, el }) {
   el.innerHTML = `<h2></h2><label for="${id}"></label><textarea id="${id}" rows="2" spellcheck="false" autocomplete="off" autocapitalize="off" aria-describedby="${id}-said"></textarea>
     <p id="${id}-said" class="ex-said" role="status"></p><div data-part="reading"></div><div data-part="advice"></div><div data-part="more"></div>
     <details class="ex-fold ex-away"><summary></summary><div data-part="files"></div></details>`;
+  el.setAttribute("role", "region");
+  el.setAttribute("aria-label", words.title);
   el.querySelector("h2").textContent = words.title;
   el.querySelector("label").textContent = words.label;
   const area = el.querySelector("textarea"), said = el.querySelector(".ex-said"), away = el.querySelector(".ex-away");
