@@ -39,7 +39,10 @@ _GONE = {
     "include_inputs_for_metrics", "push_to_hub_token", "push_to_hub_model_id", "push_to_hub_organization", "mp_parameters", "jit_mode_eval", "use_mps_device", "torchdynamo", "ray_scope", "use_legacy_prediction_loop", "tpu_num_cores",
 }
 """Arguments of earlier transformers, none of which moves memory."""
-_NOT_MODELLED = {"load_in_4bit": "weights in 4 bit", "load_in_8bit": "weights in 8 bit", "quantization_bit": "quantized weights", "quantization_config": "quantized weights", "packing": "packed samples"}
+_IN_4_BIT = "weights in 4 bit, which are followed where the model's own config.json with its quantization_config is pasted; whole weights are taken here"
+_NOT_MODELLED = {
+    "load_in_4bit": _IN_4_BIT, "load_in_8bit": "weights in 8 bit, which is not modelled", "quantization_bit": _IN_4_BIT, "quantization_config": _IN_4_BIT, "packing": "packed samples, which is not modelled: memory is that of the longest batch, and at most what is said of it",
+}
 
 
 def take_arguments(part: Part, given: Mapping[str, Any]) -> None:
@@ -52,7 +55,7 @@ def take_arguments(part: Part, given: Mapping[str, Any]) -> None:
         elif name in NAMES:
             trainer[name] = value
         elif name in _NOT_MODELLED and value not in (None, False, 0):
-            part.unread.append(Finding(id="not-modelled", key=written, text=f"asks for {_NOT_MODELLED[name]}, which is not modelled"))
+            part.unread.append(Finding(id="not-modelled", key=written, text=f"asks for {_NOT_MODELLED[name]}"))
         elif name not in _GONE and not _take_field(part, name, value):
             part.unread.append(Finding(id="unread", key=written, text="is read by the script itself, and not here"))
     if trainer:

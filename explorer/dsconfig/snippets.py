@@ -74,9 +74,29 @@ def _read_call(part: Part, name: str, inside: str) -> None:
         part.job["lora"] = {k: v for k, v in given.items() if k in ("r", "target_modules", "modules_to_save", "lora_dropout", "bias", "use_rslora")}
     else:
         part.form, part.trainer = "TrainingArguments", {}
-        if call.args and (first := _literal(call.args[0])) is not None:
+        if isinstance(first := _first(call), str):
             given.setdefault("output_dir", first)
         take_arguments(part, given)
+        if last in _BESIDE:
+            part.unread.append(Finding(id="not-modelled", key=last, text=f"{_BESIDE[last]}, which is not modelled: memory is at least what is said"))
+
+
+_PAIRS = "trains on two answers to each prompt, so that a batch of n is 2 n sequences"
+_REFERENCE = "a frozen reference model stands beside it (2 bytes a parameter on every GPU, and divided at stage 3 alone; none with LoRA)"
+_SAMPLED = "generates its own answers between the steps, with a key-value cache"
+_BESIDE = {
+    "DPOConfig": f"{_PAIRS}, and {_REFERENCE}", "KTOConfig": f"adds a batch of mismatched answers, and {_REFERENCE}", "ORPOConfig": _PAIRS, "CPOConfig": _PAIRS, "RewardConfig": _PAIRS,
+    "GRPOConfig": f"{_SAMPLED}, and {_REFERENCE}", "RLOOConfig": f"{_SAMPLED}, and {_REFERENCE}", "PPOConfig": f"{_SAMPLED}, and a value model, a reward model and a frozen reference stand beside it",
+}
+"""What trl's trainers hold beside one model's step (trl/trainer, `DPOTrainer` and its like)."""
+
+
+def _first(call: ast.Call) -> Any:
+    """The first argument without a name, where it is a value."""
+    try:
+        return _literal(call.args[0]) if call.args else None
+    except ValueError:
+        return None
 
 
 def _parsed(inside: str) -> ast.Call | None:
@@ -163,10 +183,7 @@ def _arithmetic(op: ast.operator, left: int | float, right: int | float) -> int 
 
 def _take_model(part: Part, name: str, call: ast.Call, given: dict[str, Any]) -> None:
     """`Auto….from_pretrained("name", attn_implementation=…)`; a tokenizer's or processor's names the model too, where nothing else does."""
-    try:
-        named = given.pop("pretrained_model_name_or_path", None) or (_literal(call.args[0]) if call.args else None)
-    except ValueError:
-        named = None
+    named = given.pop("pretrained_model_name_or_path", None) or _first(call)
     take_arguments(part, {"model": named} if isinstance(named, str) else {})
     is_model = not re.search(r"Tokenizer|Processor|FeatureExtractor|Config\b", name)
     part.form = "Python" if is_model else "Python beside the model"
