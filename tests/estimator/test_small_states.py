@@ -9,7 +9,6 @@ from explorer.errors import BadInput
 from explorer.estimator.estimate import estimate
 from explorer.setup import Setup
 
-
 NOT_SPLIT = 4 << 20
 """What a few of PyTorch's blocks are larger than was asked for: it splits off no rest below 1 MiB."""
 
