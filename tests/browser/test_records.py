@@ -40,7 +40,7 @@ def give(page: Page, name: str, content: bytes) -> None:
 
 
 def said(page: Page):
-    return page.locator(".ex-said")
+    return page.locator(".ex-records .ex-said")
 
 
 def test_a_shipped_record_opens_from_the_keyboard_with_its_bar_and_its_date(listed):
