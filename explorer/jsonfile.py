@@ -17,6 +17,7 @@ from explorer.errors import BadInput, one_line, shown
 
 LARGEST_BYTES = 1 << 20
 _DEEPEST = 64
+_MOST_BITS = 4096
 _TOO_LARGE = "is too large to be a configuration (over 1 MiB)"
 _TOO_DEEP = f"is nested too deeply to be a configuration (over {_DEEPEST} levels)"
 
@@ -102,6 +103,8 @@ def _plain(value: Any, field: str, depth: int) -> Any:
     value = scalar(value)
     if isinstance(value, float) and not math.isfinite(value):
         raise BadInput(field, "holds NaN or an infinity, which JSON has no form for")
+    if isinstance(value, int) and value.bit_length() > _MOST_BITS:  # which Python refuses to write in digits
+        raise BadInput(field, "holds a number too long to be read")
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise BadInput(field, f"holds an object of type {type(value).__name__}, which JSON has no form for")

@@ -68,7 +68,7 @@ def _plain(text: str) -> str:
 
 _MARKS = str.maketrans({"*": None, "`": None, "\u00a0": " ", "\u2019": "'", "\u201c": '"', "\u201d": '"', "\r": "\n"})
 
-_NUMBER = r"(?=[OolI|]{0,9}\d|\d)([\dOolI|]{1,15}(?:[.,][\dOolI|]{1,6})?)"
+_NUMBER = r"(?-i:(?=[OolI|]{0,9}\d|\d)([\dOolI|]{1,15}(?:[.,][\dOolI|]{1,6})?))"
 _UNIT = r"(?:(?:([KMGT])[il1|!]?(?:[B8ß]|\Z))|(bytes?))"
 _SIZE = f"{_NUMBER}{_UNIT}"
 _DIGITS = str.maketrans("OolI|,", "00111.")
@@ -134,7 +134,7 @@ _FIELDS = {
     "beside": _pattern(r"otherallocations:SIZE"),
 }
 _OTHERS = re.compile(rf"Process(\d{{1,12}})has{_SIZE}", re.IGNORECASE)
-_DEVICE = re.compile(r"\([A-Z]{3,4}([\dOlI|]{1,3});|GPU(\d{1,3})hasat[o0]ta[l1]|device(\d{1,3})would", re.IGNORECASE)
+_DEVICE = re.compile(r"\([A-Z]{3,4}(?-i:([\dOlI|]{1,3}));|GPU(\d{1,3})hasat[o0]ta[l1]|device(\d{1,3})would", re.IGNORECASE)
 
 
 def _sized(span: str) -> Message:

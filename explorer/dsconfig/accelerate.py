@@ -10,8 +10,8 @@ from explorer.dsconfig.arguments import NAMES
 from explorer.dsconfig.findings import Finding
 from explorer.dsconfig.parts import Part, take_arguments
 
-_LINE = re.compile(r"[ \t]*(?:#[^\n]*|---[ \t]*|- [^\n]{0,500}|[A-Za-z_][\w.-]{0,80}:(?:[ \t][^\n]{0,500})?)?[ \t\r]*")
-_LONGEST = 1 << 16
+_LINE = re.compile(r"#.*|---|- .*|[A-Za-z_][\w.-]{0,80}:(?:[ \t].*)?")
+_LONGEST_LINE, _LONGEST = 600, 1 << 16
 _ACCELERATES = {"compute_environment", "distributed_type", "deepspeed_config", "num_processes", "mixed_precision", "num_machines", "machine_rank"}
 _TOOLS = {"model_name_or_path", "base_model", "cutoff_len", "sequence_len", "max_seq_length"}
 
@@ -36,7 +36,8 @@ def _runs(text: str) -> Iterator[tuple[int, int]]:
     begun, at = None, 0
     for line in text.splitlines(keepends=True):
         end = at + len(line)
-        if _LINE.fullmatch(line.rstrip("\n")):
+        content = line.strip(" \t\n\r")
+        if not content or len(content) < _LONGEST_LINE and _LINE.fullmatch(content):
             begun = at if begun is None else begun
         elif begun is not None:
             yield begun, at

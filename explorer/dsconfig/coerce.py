@@ -15,6 +15,8 @@ from explorer.dsconfig.keys import ALIASES, OFFLOAD_OPTIMIZER, OFFLOAD_PARAM, ZE
 from explorer.dsconfig.sections import LEAF_MODULE, REMOVED, REMOVED_ZERO, SECTIONS
 from explorer.errors import BadInput, shown
 
+MOST_TOLD = 100
+"""Of one text; after so many it is no configuration, and slips of the pen are no longer looked for."""
 _COUNTS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 _OFFLOADS = {"cpu_offload": "offload_optimizer", "cpu_offload_optimizer": "offload_optimizer", "cpu_offload_param": "offload_param", "cpu_offload_params": "offload_param"}
 """Old switches of `zero_optimization`, two of which DeepSpeed still takes, and the sections that took their place."""
@@ -114,7 +116,8 @@ def _known(key: str, keys: Mapping[str, Key], section: Mapping[str, Any], path: 
     """The key that was meant; None for one that nothing is near to."""
     if key in keys or keys is ZERO and key in ALIASES:
         return key
-    near = [name for name in difflib.get_close_matches(key[:100], [*keys, *(ALIASES if keys is ZERO else ())], 3, 0.85) if name not in section]
+    names = [*keys, *(ALIASES if keys is ZERO else ())] if len(told) < MOST_TOLD else []
+    near = [name for name in difflib.get_close_matches(key[:100], names, 3, 0.85) if name not in section]
     told.append(Finding(id="key-unknown", key=f"{path}.{key}", text=f"is no key that DeepSpeed knows there, and it refuses unknown ones; {f'read as {near[0]}' if near else 'left out'}"))
     return near[0] if near else None
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import shlex
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 from explorer.dsconfig.accelerate import as_config
@@ -13,20 +13,22 @@ from explorer.dsconfig.findings import Finding
 from explorer.dsconfig.parts import Part, take_arguments
 
 _START = re.compile(
-    r"^[ \t]*(?:[$!%#>][ \t]*)?(?:(?:export[ \t]+|env[ \t]+|sudo[ \t]+|nohup[ \t]+)*[A-Z_][A-Z0-9_]{0,60}=[^\s;&]{0,400}(?:[ \t;&]+|$)){0,20}"
+    r"^(?=[ \t]*\S)[ \t]*(?:[$!%#>][ \t]*)?(?:(?:export[ \t]+|env[ \t]+|sudo[ \t]+|nohup[ \t]+)*[A-Z_][A-Z0-9_]{0,60}=[^\s;&]{0,400}(?:[ \t;&]+|$)){0,20}"
     r"(?P<launcher>(?:\S{0,200}/)?(?:deepspeed|accelerate[ \t]+launch|torchrun|python[\d.]*)(?=[ \t])|--[a-z]\w|$)",
     re.MULTILINE,
 )
 _LIST = re.compile(r"\[(?:'[^'\n]{0,300}'(?:, )?){3,200}\]")
+_QUOTED = re.compile(r"'([^'\n]*)'")
 _VARIABLE = re.compile(r"\b([A-Z_][A-Z0-9_]{2,60})=(\"[^\"\n]{0,300}\"|'[^'\n]{0,300}'|[^\s;&]{0,300})")
-_MOST_LINES, _LONGEST = 200, 20_000
+WITH_PYTHON = "the script is started with plain python, which runs one process on one GPU; start it with `deepspeed` or `accelerate launch`"
+_MOST_LINES, _MOST_LISTS, _LONGEST = 200, 1000, 20_000
 
 
 def read_commands(text: str) -> Iterator[Part]:
     """A part for every command, in the order of the text; a launcher's log of the command it ran counts too."""
     end = 0
     for match in _START.finditer(text):
-        if match.start() < end or not match[0].strip():
+        if match.start() < end or not (match["launcher"] or "=" in match[0]):
             continue
         line, end = _logical_line(text, match.start())
         if match["launcher"] or "ALLOC_CONF" in line or "CUDA_VISIBLE_DEVICES" in line:
@@ -34,9 +36,9 @@ def read_commands(text: str) -> Iterator[Part]:
             _read_command(part, line)
             if part.launcher or part.trainer is not None or part.job or part.deepspeed:
                 yield part
-    for match in _LIST.finditer(text):
+    for match in islice(_LIST.finditer(text), _MOST_LISTS):
         part = Part(form="command line", start=match.start(), end=match.end())
-        _read_words(part, ["python" if "python" in word else word for word in ast.literal_eval(match[0])])
+        _read_words(part, ["python" if "python" in word else word for word in _QUOTED.findall(match[0])])
         if part.trainer is not None or part.job:
             part.launcher = "deepspeed"  # only its launcher logs the list
             part.told = [f for f in part.told if f.id != "launched-with-python"]
@@ -106,7 +108,7 @@ def _read_words(part: Part, words: list[str]) -> None:
     take_arguments(part, flags)
     part.unread = [f for f in part.unread if f.id != "unread"]  # a script may have any options
     if launcher == "python" and (part.trainer or {}).keys() and "deepspeed" in flags:
-        part.told.append(Finding(id="launched-with-python", key="launcher", text="the script is started with plain python, which runs one process on one GPU; start it with `deepspeed` or `accelerate launch`"))
+        part.told.append(Finding(id="launched-with-python", key="launcher", text=WITH_PYTHON))
 
 
 _LAUNCHERS = {"num_gpus", "num_nodes", "include", "exclude", "hostfile", "master_port", "master_addr", "nproc_per_node", "nnodes", "node_rank", "rdzv_endpoint", "num_processes", "num_machines", "config_file", "use_deepspeed", "zero_stage", "mixed_precision", "main_process_port", "standalone"}

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 DEEPEST = 64
-MOST_TOKENS = 150_000
+MOST_TOKENS = 80_000
 """Over all attempts on one text: a configuration has some hundred."""
 
 MOST_SLIPS = 40

@@ -14,8 +14,8 @@ from typing import Any
 
 from explorer.dsconfig.accelerate import read_yaml
 from explorer.dsconfig.arguments import NAMES
-from explorer.dsconfig.coerce import coerced
-from explorer.dsconfig.commands import read_commands
+from explorer.dsconfig.coerce import MOST_TOLD, coerced
+from explorer.dsconfig.commands import WITH_PYTHON, read_commands
 from explorer.dsconfig.findings import Finding
 from explorer.dsconfig.forgiving import MOST_TOKENS, NotAnObject, Reader
 from explorer.dsconfig.keys import ALIASES, ZERO
@@ -176,8 +176,17 @@ def _together(parts: list[Part]) -> Pasted:
     _find_batch(changes, any(p.form == "TrainingArguments" for p in parts), told)
     _from_arguments(changes)
     launcher = next((p.launcher for p in reversed(parts) if p.launcher), None)
+    told += _of_the_run(parts, changes, launcher)
     forms = tuple(dict.fromkeys(p.form for p in parts if p.form != "Python beside the model"))
-    return Pasted(changes=changes, forms=forms, coercions=tuple(told), unread=tuple(f for p in parts for f in p.unread), launcher=launcher)
+    return Pasted(changes=changes, forms=forms, coercions=_first(told), unread=_first([f for p in parts for f in p.unread]), launcher=launcher)
+
+
+def _first(found: list[Finding]) -> tuple[Finding, ...]:
+    """As many as anybody reads, and how many there are besides."""
+    if len(found) <= MOST_TOLD:
+        return tuple(found)
+    more = Finding(id="more", key="", text=f"and {len(found) - MOST_TOLD:,} more of this kind")
+    return (*found[:MOST_TOLD], more)
 
 
 def _merged(configs: list[dict[str, Any]], told: list[Finding]) -> dict[str, Any]:
@@ -209,6 +218,17 @@ def _find_batch(changes: dict[str, Any], arguments: bool, told: list[Finding]) -
     elif arguments:
         changes["micro_batch"] = _DEFAULT_BATCH
         told.append(Finding(id="batch-default", key="per_device_train_batch_size", text=f"is not given: the Trainer's default of {_DEFAULT_BATCH} is taken"))
+
+
+def _of_the_run(parts: list[Part], changes: dict[str, Any], launcher: str | None) -> Iterator[Finding]:
+    """What the order of a script's lines and its launcher mean for DeepSpeed."""
+    if launcher == "python" and "deepspeed" in changes and not any(f.id == "launched-with-python" for p in parts for f in p.told):
+        yield Finding(id="launched-with-python", key="launcher", text=WITH_PYTHON)
+    made = [p.makes for p in parts if p.makes]
+    zero = changes.get("deepspeed", {}).get("zero_optimization", {})
+    if made[:1] == ["model"] and "arguments" in made and "zero_init" not in changes and isinstance(zero, Mapping) and zero.get("stage", 3) == 3:
+        changes["zero_init"] = False
+        yield Finding(id="built-before-arguments", key="zero_init", text="is off: the model is made before the TrainingArguments, and so not under zero.Init; every process then holds it whole, on the host and on the GPU, before stage 3 divides it; make the arguments first")
 
 
 def _is_count(value: Any) -> bool:

@@ -15,7 +15,7 @@ _CALL = re.compile(r"\b([A-Za-z_]\w{0,60}(?:\.\w{1,60}){0,4})\s{0,8}\(")
 _ARGUMENTS = re.compile(r"TrainingArguments$|^(?:SFT|DPO|ORPO|KTO|CPO|Reward|GRPO|RLOO|PPO)Config$")
 _OF_A_MODEL = ("pretrained_model_name_or_path", "attn_implementation", "use_flash_attention_2", "load_in_4bit", "load_in_8bit")
 _LONGEST = 1 << 16
-_MOST_CALLS, _DEEPEST = 200, 60
+_MOST_CALLS, _DEEPEST, _MOST_BITS = 200, 60, 128
 
 
 def read_calls(text: str) -> Iterator[Part]:
@@ -73,7 +73,7 @@ def _read_call(part: Part, name: str, inside: str) -> None:
     elif last == "LoraConfig":
         part.job["lora"] = {k: v for k, v in given.items() if k in ("r", "target_modules", "modules_to_save", "lora_dropout", "bias", "use_rslora")}
     else:
-        part.form, part.trainer = "TrainingArguments", {}
+        part.form, part.trainer, part.makes = "TrainingArguments", {}, "arguments"
         if isinstance(first := _first(call), str):
             given.setdefault("output_dir", first)
         take_arguments(part, given)
@@ -123,8 +123,7 @@ def _keywords(call: ast.Call, part: Part) -> Iterator[tuple[str, Any]]:
         try:
             value = _literal(keyword.value)
         except ValueError:
-            written = ast.unparse(keyword.value)[:60]
-            part.unread.append(Finding(id="unread", key=keyword.arg or "**", text=f"is {written}, which is no value but code, and code is not run"))
+            part.unread.append(Finding(id="unread", key=keyword.arg or "**", text=f"is {_written(keyword.value)}, which is no value but code, and code is not run"))
             continue
         if keyword.arg is not None:
             yield keyword.arg, value
@@ -132,11 +131,20 @@ def _keywords(call: ast.Call, part: Part) -> Iterator[tuple[str, Any]]:
             yield from ((k, v) for k, v in value.items() if isinstance(k, str))
 
 
+def _written(node: ast.AST) -> str:
+    try:
+        return ast.unparse(node)[:60]
+    except (ValueError, RecursionError):  # a number of thousands of digits, brackets without end
+        return "too long"
+
+
 def _literal(node: ast.AST, depth: int = 0) -> Any:
     """A constant, a collection of them, or arithmetic on numbers. ValueError for anything else."""
     if depth > 30:
         raise ValueError
     match node:
+        case ast.Constant(value=int() as value) if value.bit_length() > _MOST_BITS:
+            raise ValueError
         case ast.Constant(value=bool() | int() | float() | str() | None as value):
             return value
         case ast.List(elts=parts) | ast.Tuple(elts=parts) | ast.Set(elts=parts):
@@ -188,6 +196,7 @@ def _take_model(part: Part, name: str, call: ast.Call, given: dict[str, Any]) ->
     is_model = not re.search(r"Tokenizer|Processor|FeatureExtractor|Config\b", name)
     part.form = "Python" if is_model else "Python beside the model"
     if is_model:
+        part.makes = "model"
         take_arguments(part, given)
     else:
         part.unread.clear()
