@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from explorer.catalog import models
 from explorer.dsconfig.arguments import NAMES
@@ -27,6 +27,8 @@ class Part:
     unread: list[Finding] = field(default_factory=list)
     launcher: str | None = None
     """"deepspeed", "accelerate", "torchrun" or "python"."""
+    makes: Literal["", "model", "arguments"] = ""
+    """What a script makes there."""
 
 
 _MODEL = ("model_name_or_path", "pretrained_model_name_or_path", "model_name", "model_id", "base_model", "model")

@@ -324,3 +324,28 @@ def test_no_mutation_breaks_the_reader():
         longest = max(longest, time.perf_counter() - before)
     assert longest < 1, longest
     assert time.perf_counter() - started < 60
+
+
+# --- what the order of lines and the launcher mean
+
+_MODEL = "model = AutoModelForCausalLM.from_pretrained(name)\n"
+_ARGUMENTS = "args = TrainingArguments('o', bf16=True, deepspeed={{'zero_optimization': {{'stage': {}}}}})\n"
+
+
+@pytest.mark.parametrize(("text", "zero_init"), [
+    (_MODEL + _ARGUMENTS.format(3), False),
+    (_MODEL + "args = TrainingArguments('o', deepspeed='ds.json')\n", False),
+    (_ARGUMENTS.format(3) + _MODEL, None),
+    (_MODEL + _ARGUMENTS.format(2), None),
+    ("tokenizer = AutoTokenizer.from_pretrained('gpt2')\n" + _ARGUMENTS.format(3) + _MODEL, None),
+    (_MODEL, None),
+])
+def test_a_model_made_before_the_arguments_is_not_made_under_zero_init(text, zero_init):
+    pasted = read(text)
+    assert pasted.changes.get("zero_init") is zero_init
+    assert any(f.id == "built-before-arguments" for f in pasted.coercions) == (zero_init is False)
+
+
+@pytest.mark.parametrize(("command", "told"), [("$ python train.py", 1), ("$ python train.py --bf16 --deepspeed ds.json", 1), ("$ deepspeed train.py --bf16", 0), ("", 0)])
+def test_plain_python_is_told_once(command, told):
+    assert sum(f.id == "launched-with-python" for f in read(_ARGUMENTS.format(2) + command).coercions) == told
