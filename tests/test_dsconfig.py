@@ -674,6 +674,18 @@ def test_what_disagrees_and_moves_no_memory_is_told():
     assert not settings(deepspeed, trainer={"learning_rate": 1e-5, "max_grad_norm": 0.5}).findings
 
 
+@pytest.mark.parametrize(("params", "trainer", "keys"), [
+    ({"warmup_max_lr": 1e-4, "warmup_num_steps": 10}, {}, ["scheduler.params.warmup_max_lr", "scheduler.params.warmup_num_steps"]),
+    ({"warmup_max_lr": 1e-4, "warmup_num_steps": 10}, {"learning_rate": 1e-4, "warmup_steps": 10}, []),
+    ({"warmup_max_lr": "auto", "warmup_num_steps": "auto", "warmup_min_lr": 1e-9}, {"warmup_steps": 10}, []),
+    ({"warmup_num_steps": 10}, {"warmup_steps": 0.1}, []),  # a tenth of all steps: only the data set says
+])
+def test_a_scheduler_that_disagrees_is_told(params, trainer, keys):
+    found = [f for f in settings({**zero(stage=2), "scheduler": {"type": "WarmupLR", "params": params}}, trainer=trainer).findings if f.id == "trainer-disagrees"]
+    assert [f.key for f in found] == keys
+    assert not keys or "- ds scheduler.params.warmup_max_lr=0.0001 vs hf learning_rate=5e-05" in found[0].text
+
+
 def test_the_trainer_agrees_with_the_real_one():
     """`HfTrainerDeepSpeedConfig` fills and compares; its mismatches are our findings and refusals."""
     integration = pytest.importorskip("transformers.integrations.deepspeed")
@@ -696,6 +708,7 @@ def test_the_trainer_agrees_with_the_real_one():
     adam = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-5, "betas": [0.9, 0.95], "eps": "auto"}}}
     for deepspeed, given in (
         ({}, {}), (adam, {}), (adam, {"learning_rate": 1e-5}), (adam, {"learning_rate": 1e-5, "adam_beta2": 0.95}), ({"gradient_clipping": 1}, {}), ({"gradient_clipping": 0}, {}),
+        ({"scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 1e-4, "warmup_min_lr": 1e-6}}}, {}), ({"scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 1e-4}}}, {"learning_rate": 1e-4}),
         (on("bf16"), {"bf16": True}), (on("bf16"), {"bf16": False}), ({"bf16": {"enabled": False}}, {"bf16": True}), ({"bf16": {"enabled": "auto"}}, {"bf16": True}), ({"gradient_accumulation_steps": 2}, {"gradient_accumulation_steps": 2}), ({"gradient_accumulation_steps": 2}, {"gradient_accumulation_steps": 3}),
     ):
         assert ours({**zero(stage=2), **deepspeed}, **given) == theirs(deepspeed, **given), (deepspeed, given)

@@ -17,6 +17,7 @@ from explorer.advice.message import Message
 from explorer.advice.remarks import SEVERITIES, Remark, of_findings
 from explorer.catalog import cards, models
 from explorer.dsconfig import Finding, resolve
+from explorer.dsconfig.auto import FORMULAS
 from explorer.dsconfig.read import Pasted, read
 from explorer.errors import BadInput, CouldNotRun, shown
 from explorer.estimator import tapes
@@ -191,7 +192,7 @@ def _settings(setup: Setup, pasted: Pasted) -> Iterator[Remark]:
     yield from of_findings(settings.not_modelled, "note")
     autos = [path for path in _autos(setup.deepspeed, "") if path.partition(".")[0] != "scheduler"]
     if autos:
-        values = ", ".join(f"{path} = {shown(_at(settings.config, path))}" for path in autos)
+        values = ", ".join(f"{path} = {shown(_at(settings.config, path))}{f' ({FORMULAS[path]})' if path in FORMULAS else ''}" for path in autos)
         yield Remark(id="auto-resolved", severity="note", key="deepspeed", text=f"\"auto\" is no uncertainty: the Trainer fills it from its arguments. Here: {values}.")
     if settings.offload_optimizer is not None and settings.stage in (1, 2):
         yield Remark(id="offload-moves", severity="note", key="zero_optimization.offload_optimizer", text=f"At stage {settings.stage} offload_optimizer moves the fp32 masters, the moments and this rank's gradients to the host, and the step with them; weights and activations stay on the GPU, and the forward and backward are never computed elsewhere.")

@@ -95,14 +95,23 @@ def disagreements(config: Mapping[str, Any], setup: Setup) -> list[Finding]:
     optimizer = config.get("optimizer")
     params = optimizer.get("params") if isinstance(optimizer, Mapping) else None
     params = params if isinstance(params, Mapping) else {}
-    given = {f"optimizer.params.{key}": params.get(key) for key in _AGREED} | {"gradient_clipping": config.get("gradient_clipping")}
+    given = {f"optimizer.params.{key}": params.get(key) for key in _AGREED} | {"gradient_clipping": config.get("gradient_clipping")} | _scheduled(setup.deepspeed.get("scheduler"), trainer)
     for key, value in given.items():
         name, asked = _asked(key.rpartition(".")[2], trainer)
         if value is not None and value != asked:
-            found.append(Finding(id="trainer-disagrees", key=key, text=f"is {shown(value)} but trainer.{name} is {shown(asked)}, which the Trainer refuses; make them agree, or set the former to \"auto\""))
+            theirs = f"- ds {key}={value} vs hf {name.replace(' and ', '+')}={asked}"
+            found.append(Finding(id="trainer-disagrees", key=key, text=f"is {shown(value)} but trainer.{name} is {shown(asked)}, which the Trainer refuses (\"{theirs[:200]}\"); make them agree, or set the former to \"auto\""))
     if "zero_optimization" not in setup.deepspeed:
         found.append(Finding(id="trainer-wants-zero", key="zero_optimization", text="is missing, which accelerate refuses; add {\"stage\": 0}, which is answered here"))
     return found
+
+
+def _scheduled(section: Any, trainer: Mapping[str, Any]) -> dict[str, Any]:
+    """What the Trainer compares of the JSON's scheduler; warm-up given as a part of all steps, and total_num_steps, need the data set's length."""
+    params = section.get("params") if isinstance(section, Mapping) else None
+    steps = trainer.get("warmup_steps", 0)
+    compared = ("warmup_max_lr", "warmup_num_steps") if steps == 0 or isinstance(steps, int | float) and steps >= 1 else ("warmup_max_lr",)
+    return {f"scheduler.params.{key}": params[key] for key in compared if params.get(key) != "auto" and key in params} if isinstance(params, Mapping) else {}
 
 
 _AGREED: dict[str, tuple[str, Callable[[Mapping[str, Any]], Any]]] = {
@@ -120,8 +129,13 @@ def trainers_value(key: str, trainer: Mapping[str, Any]) -> Any:
 
 
 def _asked(key: str, trainer: Mapping[str, Any]) -> tuple[str, Any]:
-    if key == "gradient_clipping":
-        return "max_grad_norm", trainer.get("max_grad_norm", 1.0)
+    match key:
+        case "gradient_clipping":
+            return "max_grad_norm", trainer.get("max_grad_norm", 1.0)
+        case "warmup_max_lr":
+            return "learning_rate", trainer.get("learning_rate", 5e-5)
+        case "warmup_num_steps":
+            return "warmup_steps", trainer.get("warmup_steps", 0)
     return _AGREED[key][0], trainers_value(key, trainer)
 
 

@@ -15,6 +15,15 @@ from explorer.dsconfig.keys import read_bool, read_count
 from explorer.errors import BadInput, shown
 from explorer.setup import Setup
 
+FORMULAS = {
+    "train_micro_batch_size_per_gpu": "per_device_train_batch_size", "gradient_accumulation_steps": "gradient_accumulation_steps", "train_batch_size": "samples a GPU × accumulation × GPUs",
+    "gradient_clipping": "max_grad_norm", "fp16.enabled": "fp16 or fp16_full_eval", "bf16.enabled": "bf16 or bf16_full_eval",
+    "optimizer.params.lr": "learning_rate", "optimizer.params.betas": "adam_beta1, adam_beta2", "optimizer.params.eps": "adam_epsilon", "optimizer.params.weight_decay": "weight_decay",
+    "zero_optimization.reduce_bucket_size": "hidden_size²", "zero_optimization.stage3_prefetch_bucket_size": "0.9 × hidden_size²", "zero_optimization.stage3_param_persistence_threshold": "10 × hidden_size",
+    "zero_optimization.stage": "accelerate's default", "zero_optimization.stage3_gather_16bit_weights_on_model_save": "accelerate's default",
+}
+"""Key → what fills its "auto" (transformers/integrations/deepspeed.py, `HfTrainerDeepSpeedConfig`; accelerate/utils/dataclasses.py, `DeepSpeedPlugin`)."""
+
 
 def fill_auto(setup: Setup) -> tuple[dict[str, Any], list[str]]:
     """The config `deepspeed.initialize` would be given, and what was assumed on the way."""

@@ -113,7 +113,7 @@ def test_fragmentation_is_weighed_by_its_numbers(seed):
 def test_what_auto_became(seed):
     text = said(seed)["auto-resolved"].text
     assert f"fp16.enabled = {'true' if seed.setup.trainer else 'false'}" in text
-    assert "optimizer.params.lr = 5e-05" in text
+    assert "optimizer.params.lr = 5e-05 (learning_rate)" in text
     assert seed.config["train_micro_batch_size_per_gpu"] == seed.setup.micro_batch
 
 
