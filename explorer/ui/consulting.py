@@ -18,6 +18,8 @@ from explorer.ui.texts import sentence, text
 
 if TYPE_CHECKING:
     from explorer.advice import Consultation
+    from explorer.advice.message import Message
+    from explorer.dsconfig.read import Pasted
 
 PASTE_PAUSE_S = 0.2
 """How long what is typed rests before it is read."""
@@ -72,7 +74,7 @@ class Consulting(T.HasTraits):
         self._last_right = state.setup
         state.observe(lambda _: self._setup_changed(), "setup")
         state.observe(lambda _: self._estimated(), "stale")
-        self.observe(lambda _: self._text_changed(), "text")
+        self.observe(lambda _: self._take_text(), "text")
         self.observe(lambda _: self._write_files(), "files_open")
 
     def wait(self, timeout_s: float = 30.0) -> None:
@@ -89,7 +91,7 @@ class Consulting(T.HasTraits):
         with self.hold_trait_notifications():
             self.busy, self.problem, self.pasted, self.moves = "", said, None, ()
 
-    def _text_changed(self) -> None:
+    def _take_text(self) -> None:
         given = self.text
         if not given.strip():
             self.refuse("")
@@ -122,14 +124,13 @@ class Consulting(T.HasTraits):
         with self.hold_trait_notifications():
             self.busy, self.problem, self.pasted, self.moves, self.undone = "", "", consultation, (), False
         self._marks_of_pasted = marks
-        if says_something(consultation) and consultation.setup is not None:
+        if consultation.setup is not None:
             self.use()
 
     def use(self) -> None:
         """Move the controls to what was pasted."""
         consultation: Consultation = self.pasted
-        if consultation.profile is not None:
-            self._advise(consultation, self._marks_of_pasted)
+        self._advise(consultation if consultation.profile is not None else None, self._marks_of_pasted)
         try:
             self.state.from_setup(consultation.setup)
         except BadInput as error:
@@ -204,19 +205,23 @@ class Consulting(T.HasTraits):
             self.files = files(self.state.setup)
 
 
-def says_something(consultation: Consultation) -> bool:
+def says_something(pasted: Pasted, message: Message) -> bool:
     """Whether anything of a job or an error was in the text."""
-    return bool(consultation.pasted.forms) or bool(consultation.pasted.changes) or consultation.message.kind != "none"
+    return bool(pasted.forms) or bool(pasted.changes) or message.kind != "none" or bool(message.cause)
 
 
 def _consulted(given: str, base: Setup | None, progress: Callable[[str, float], None]) -> tuple[Consultation, Mapping[Setup, str]]:
-    from explorer.advice import doctor
+    """The doctor on a text; a text that says nothing is asked nothing of."""
+    from explorer.advice import Consultation, consult, oom
+    from explorer.dsconfig.read import read
 
-    found = doctor(given.encode(errors="replace").decode(), base, progress)
+    given = given.encode(errors="replace").decode()  # half a character has no form in UTF-8
+    pasted, message = read(given), oom.read(given)
+    found = consult(base, pasted, message, progress) if says_something(pasted, message) else Consultation(message=message, pasted=pasted)
     return found, _marks(found)
 
 
-def _advised(setup: Setup, message: Any, stop: threading.Event) -> tuple[Consultation, Mapping[Setup, str]]:
+def _advised(setup: Setup, message: Message | None, stop: threading.Event) -> tuple[Consultation, Mapping[Setup, str]]:
     """The doctor on a job alone; with the message that was pasted, where it can be this job's."""
     from explorer.advice import consult
     from explorer.advice.message import Message

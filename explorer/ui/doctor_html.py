@@ -32,7 +32,7 @@ def said(consulting: Consulting) -> str:
         return consulting.busy or consulting.problem
     if consulting.pasted is None:
         return ""
-    if not says_something(consulting.pasted):
+    if not says_something(consulting.pasted.pasted, consulting.pasted.message):
         return text("doctor.nothing")
     forms = [*consulting.pasted.pasted.forms, *([text("doctor.message")] if consulting.pasted.message.kind != "none" else [])]
     return text("doctor.read", forms=", ".join(forms)) if forms else ""
@@ -41,7 +41,7 @@ def said(consulting: Consulting) -> str:
 def reading(consulting: Consulting) -> str:
     """What was understood: the controls that moved, where DeepSpeed would have stopped, and the message's numbers."""
     pasted = consulting.pasted
-    if pasted is None or not says_something(pasted):
+    if pasted is None or not says_something(pasted.pasted, pasted.message):
         return ""
     stops = _remarks("stops", pasted.stops)
     return _moved(consulting) + _message(pasted.message) + stops
@@ -98,7 +98,13 @@ def advice(consulting: Consulting, has_accelerator: bool) -> str:
     why = f'<h3>{escape(text("doctor.cause"))}</h3><div class="ex-cause">{causes}</div>' if causes else ""
     problems = _remarks("problems", [r for r in found.remarks if r.severity == "problem" and r not in found.stops])
     hints = _remarks("hints", [r for r in found.remarks if r.severity == "hint"])
-    return why + problems + (_table(consulting, has_accelerator) if consulting.advice is not None and found.fixes else "") + hints
+    return why + problems + (_table(consulting, has_accelerator) if _wanted(consulting) else "") + hints
+
+
+def _wanted(consulting: Consulting) -> bool:
+    """Whether there is something to change: what is pasted may fit."""
+    found = consulting.advice
+    return found is not None and bool(found.fixes) and (found.message.is_gpu or found.profile.verdict.answer != "fits")
 
 
 def _table(consulting: Consulting, has_accelerator: bool) -> str:

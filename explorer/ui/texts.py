@@ -252,7 +252,7 @@ ENGLISH: dict[str, str] = {
     "doctor.host": "Host memory",
     "doctor.cost": "Costs",
     "doctor.itself": "As it is",
-    "doctor.partly": "Helps, but does not do alone",
+    "doctor.partly": "Helps, but is not enough",
     "doctor.useless": "Does not help here",
     "doctor.rest": "and {n} more, which cost more or help less",
     "doctor.saved": "frees {size}",
