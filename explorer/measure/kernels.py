@@ -16,19 +16,26 @@ _OPTIMIZERS = {
 }
 """Optimizer class → the builder that DeepSpeed would call at its first use."""
 
+_STOOD_IN_FOR = {"FusedAdam": "during the step", "DeepSpeedCPUAdam": "host memory and time during the step"}
+"""Those that torch's AdamW can stand in for, and what that costs."""
+
 
 def build(settings: Settings, say: Callable[[str], None]) -> str | None:
-    """Compile and load what the run needs. Returns why FusedAdam cannot be, for which torch's AdamW can stand in; raises CouldNotRun for all others."""
+    """Compile and load what the run needs. Returns what is to be said where Adam cannot be, for which torch's stands in; raises CouldNotRun for all others."""
     _forget_killed_builds()
+    _try_shared_memory(say)
     if nvme.on_disk(settings):
         _build_async_io(say)
     builder = _builder(_OPTIMIZERS.get(settings.optimizer.implementation))
     if builder is None:
         return None
+    name = settings.optimizer.implementation
     reason = _load(builder, say)
-    if reason is None or settings.optimizer.implementation == "FusedAdam":
-        return reason
-    raise CouldNotRun(f"DeepSpeed's {settings.optimizer.implementation} could not be compiled here ({reason}); {_way_out(settings)}")
+    if reason is None:
+        return None
+    if name in _STOOD_IN_FOR:
+        return f"DeepSpeed's {name} could not be compiled here, so torch's AdamW ran instead, which needs more {_STOOD_IN_FOR[name]} ({reason})"
+    raise CouldNotRun(f"DeepSpeed's {name} could not be compiled here ({reason}); {_way_out(settings)}")
 
 
 def _way_out(settings: Settings) -> str:
@@ -44,6 +51,15 @@ def _build_async_io(say: Callable[[str], None]) -> None:
     reason = _load(builder, say)
     if reason:
         raise CouldNotRun(f"offload to NVMe needs DeepSpeed's async_io, which could not be compiled here ({reason})")
+
+
+def _try_shared_memory(say: Callable[[str], None]) -> None:
+    """The CPU accelerator's collectives in shared memory: where they cannot be compiled, DeepSpeed does without (comm/torch.py, `build_shm_op`)."""
+    import deepspeed
+
+    builder, known = _builder("ShareMemCommBuilder"), deepspeed.ops.__compatible_ops__
+    if builder is not None and known.get(builder.NAME) and _load(builder, say) is not None:
+        known[builder.NAME] = False
 
 
 def _builder(name: str | None) -> Any:

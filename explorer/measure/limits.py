@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
@@ -81,11 +82,15 @@ def _first(config: Mapping[str, Any], *names: str) -> int:
     return next((config[name] for name in names if isinstance(config.get(name), int)), 0)
 
 
-def _available_ram() -> int:
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return 8 * GiB
+def _available_ram(root: Path = Path("/")) -> int:
+    """Bytes that the machine has free and that this process' control group, a container's say, may still take."""
+    free = 8 * GiB
+    with contextlib.suppress(OSError, StopIteration):
+        lines = (root / "proc/meminfo").read_text().splitlines()
+        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    group = root / "sys/fs/cgroup"
+    with contextlib.suppress(OSError, ValueError):  # no version 2 control group, or "max"
+        most, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
+        files = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())["inactive_file"]  # given up where memory is short
+        free = min(free, max(0, most - used + int(files)))
+    return free

@@ -7,6 +7,7 @@ accelerator they are the profiler's allocation events, which give every tensor's
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from explorer.errors import CouldNotRun
 from explorer.measure import kernels, nvme, world
 from explorer.measure.limits import about_parameters
 from explorer.measure.meters import meter
+from explorer.measure.owners import coordinator
 from explorer.profile import Profile
 from explorer.setup import Setup
 
@@ -34,6 +36,8 @@ class StepReading:
 
     phases: dict[str, list[Any]] = field(default_factory=dict)
     applied: bool = True
+    traced: bool = True
+    """Whether stage 3 knew the order of its modules, by which it prefetches; true at other stages."""
     first_mark: int = 0
     last_mark: int = 0
 
@@ -60,6 +64,9 @@ class Run:
         self.swap: Path | None = None
         """Where DeepSpeed swaps to disk, if it does."""
         self.torch_adam = False
+        """Whether torch's AdamW runs in place of an optimizer that could not be compiled."""
+        self.odd_losses: dict[int, float] = {}
+        """Step, from 1 → its loss where that is no finite number."""
 
     def say(self, text: str) -> None:
         """Progress, for people."""
@@ -118,10 +125,10 @@ class Run:
 
     def _kernels(self) -> None:
         """Compiled ahead, so that no phase is timed or measured with a compiler in it."""
-        reason = kernels.build(self.settings, self.say)
-        if reason is not None:
+        note = kernels.build(self.settings, self.say)
+        if note is not None:
             self.torch_adam = True
-            self.notes.append(f"DeepSpeed's FusedAdam could not be compiled here, so torch's AdamW ran instead, which needs more during the step ({reason})")
+            self.notes.append(note)
 
     # --- initialize
 
@@ -181,10 +188,17 @@ class Run:
         config["steps_per_print"] = 1 << 30
         if self.settings.optimizer.kernel == "foreach":
             config["zero_force_ds_cpu_optimizer"] = False
-        if self.torch_adam:
-            config["optimizer"]["params"]["torch_adam"] = True
+        self._without_compiler(config)
         self._swap_here(config)
         return config
+
+    def _without_compiler(self, config: dict[str, Any]) -> None:
+        """torch's AdamW, offloaded or not, where DeepSpeed's could not be compiled."""
+        if not self.torch_adam:
+            return
+        config["zero_force_ds_cpu_optimizer"] = False
+        if "optimizer" in config:
+            config["optimizer"].setdefault("params", {})["torch_adam"] = True
 
     def _swap_here(self, config: dict[str, Any]) -> None:
         """What DeepSpeed swaps to disk goes to the probe's own folder."""
@@ -217,21 +231,46 @@ class Run:
         return [s for s in self.steps if s.applied]
 
     def done(self) -> bool:
-        """Whether one step was applied and a later one repeated the step before it, or too many were tried."""
-        return len(self.steps) >= MOST_STEPS or self._repeated()
+        """Whether one step was applied and a later one repeated the step before it, or trying more leads nowhere."""
+        return len(self.steps) >= MOST_STEPS or self._repeated() or self._lost()
+
+    def _lost(self) -> bool:
+        """Whether DeepSpeed skips one step after the other since the loss is no number: unlike an overflow in fp16, that stays so."""
+        last = range(len(self.steps), len(self.steps) - 3, -1)
+        return len(self.steps) >= 3 and all(number in self.odd_losses and not self.steps[number - 1].applied for number in last)
 
     def _repeated(self) -> bool:
         applied = self._applied()
-        return len(applied) >= 3 and self.steps[-1].applied and _same(applied[-1], applied[-2])
+        return len(applied) >= 3 and self.steps[-1].applied and applied[-2].traced and _same(applied[-1], applied[-2])
 
     def _conclude(self) -> None:
-        """Say so where no step repeated another."""
+        """Say so where no step repeated another, and where a loss was no number."""
+        if self.odd_losses:
+            self.notes.append(self._odd_losses())
         if self._repeated():
             return
-        if self._applied():
-            self.notes.append(f"no step repeated the one before it within {MOST_STEPS}: the last one stands for the steady step")
+        if self._applied() and not self._traced():
+            self.notes.append("stage 3 found its modules in another order each time, so it never prefetched; the last step stands for the steady one")
+        elif self._applied():
+            self.notes.append(f"no applied step repeated the one before it within {len(self.steps)}: the last one stands for the steady step")
         else:
             self.notes.append("every step was skipped for overflow: the optimizer's states were never made")
+
+    def _odd_losses(self) -> str:
+        """Which steps had a loss that is no number, and whether the measured one is among them."""
+        steps = ", ".join(f"{step} ({loss})" for step, loss in self.odd_losses.items())
+        measured = "the measured one is among them" if len(self.steps) in self.odd_losses else "the measured one is not among them"
+        return f"the loss was not finite in step{'s' if len(self.odd_losses) > 1 else ''} {steps} of {len(self.steps)}, {measured}: memory is the same, but a model learns nothing so"
+
+    def look_at(self, loss: Any) -> None:
+        """Note a loss that is no finite number. Between two phases: reading it makes no block on the device."""
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            self.odd_losses.setdefault(len(self.steps) + 1, value)
+
+    def _traced(self) -> bool:
+        gatherer = coordinator(self.engine)
+        return gatherer is None or gatherer.is_complete_trace()
 
     def _step(self, number: int) -> StepReading:
         reading = StepReading(first_mark=self.meter.here())
@@ -243,7 +282,7 @@ class Run:
         self.meter.begin("step")
         self.engine.step()
         reading.phases.setdefault("step", []).append(self.meter.end("step"))
-        reading.applied = self._skipped() == skipped
+        reading.applied, reading.traced = self._skipped() == skipped, self._traced()
         reading.last_mark = self.meter.here()
         return reading
 
@@ -253,6 +292,7 @@ class Run:
         self.meter.begin("forward")
         loss = self.engine(**self.batch).loss
         reading.phases.setdefault("forward", []).append(self.meter.end("forward"))
+        self.look_at(loss)
         self.phase = "backward"
         self.say(f"step {number + 1}: backward")
         self.meter.begin("backward")

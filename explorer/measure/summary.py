@@ -58,7 +58,8 @@ class _Summary:
         self.cuda = work.meter.device == "cuda"
         applied = [s for s in work.steps if s.applied]
         self.first = applied[0] if applied else (work.steps[0] if work.steps else None)
-        self.steady = applied[-1] if len(applied) > 1 else None
+        after = work.steps[work.steps.index(self.first) + 1 :] if self.first else []
+        self.steady = applied[-1] if len(applied) > 1 else after[-1] if applied and after else None
 
     def profile(self) -> Profile:
         """Everything read, as a Profile."""
@@ -154,7 +155,7 @@ class _Summary:
             notes.insert(0, "measured on DeepSpeed's CPU accelerator: the sizes of the real tensors, without the GPU allocator's rounding, kernels' scratch or cuBLAS's workspace")
         skipped = sum(1 for s in self.work.steps if not s.applied)
         if skipped:
-            notes.append(f"{skipped} step{'s were' if skipped > 1 else ' was'} skipped for fp16 overflow before or between the applied ones")
+            notes.append(f"{skipped} step{'s were' if skipped > 1 else ' was'} skipped for overflow")
         return tuple(notes)
 
     def _timeline(self) -> tuple[timeline.Curve, timeline.Phases]:

@@ -86,8 +86,7 @@ class TrainerRun(Run):
         config = json.loads(json.dumps(dict(self.setup.deepspeed), default=dict))
         if config.get("train_micro_batch_size_per_gpu") is None:
             config["train_micro_batch_size_per_gpu"] = "auto"
-        if self.torch_adam and "optimizer" in config:
-            config["optimizer"].setdefault("params", {})["torch_adam"] = True
+        self._without_compiler(config)
         self._swap_here(config)
         return config
 
@@ -117,12 +116,13 @@ class TrainerRun(Run):
         self.micro += 1
         self.meter.begin("forward")
 
-    def _backward(self, plain: Any, *args: Any, **kwargs: Any) -> Any:
+    def _backward(self, plain: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
         self._phase_ends("forward")
+        self.look_at(loss)
         self.phase = "backward"
         self.say(f"step {len(self.steps) + 1}: backward")
         self.meter.begin("backward")
-        result = plain(*args, **kwargs)
+        result = plain(loss, *args, **kwargs)
         self._phase_ends("backward")
         return result
 
@@ -133,7 +133,7 @@ class TrainerRun(Run):
         self.meter.begin("step")
         result = plain(*args, **kwargs)
         self._phase_ends("step")
-        self.reading.applied = self._skipped() == skipped
+        self.reading.applied, self.reading.traced = self._skipped() == skipped, self._traced()
         self.reading.last_mark = self.meter.here()
         self.steps.append(self.reading)
         return result
