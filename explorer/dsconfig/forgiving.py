@@ -21,7 +21,7 @@ MOST_SLIPS = 40
 class Slip(NamedTuple):
     """Something that a JSON parser would stop at."""
 
-    line: int
+    at: int
     text: str
 
 
@@ -31,11 +31,11 @@ class NotAnObject(ValueError):
 
 _SKIP = re.compile(r"(?:\s+|//[^\n]*|#[^\n]*|/\*[^*]{0,4000}(?:\*(?!/)[^*]{0,4000}){0,50}\*/)+")
 _STRING = re.compile(r'"((?:[^"\\\n]|\\.)*)"|\'((?:[^\'\\\n]|\\.)*)\'|[“”]([^“”\n]*)[“”]')
-_NUMBER = re.compile(r"[+-]?(?:\d[\d_]*\.?[\d_]*|\.\d+)(?:[eE][+-]?\d+)?(?![\w.])")
+_NUMBER = re.compile(r"[+-]?(?:\d[\d_]{0,60}(?:\.[\d_]{0,60})?|\.\d{1,60})(?:[eE][+-]?\d{1,9})?(?![\w.])")
 _WORD = re.compile(r"[A-Za-z_][\w.-]*")
 _WORDS = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
 _EXPRESSION = re.compile(r"[^,}\]\n{\[]{1,200}")
-_TO_INT = re.compile(r"int\(\s*([\d_.]+(?:[eE][+]?\d+)?)\s*\)")
+_TO_INT = re.compile(r"int\(\s{0,9}([\d_.]{1,60}(?:[eE][+]?\d{1,9})?)\s{0,9}\)")
 
 
 @dataclass(slots=True)
@@ -55,9 +55,13 @@ class Reader:
             raise NotAnObject
         return value
 
+    def line(self, slip: Slip) -> int:
+        """The line of the text that it is on, from 1."""
+        return self.text.count("\n", 0, slip.at) + 1
+
     def _slip(self, text: str) -> None:
         if len(self.slips) < MOST_SLIPS:
-            self.slips.append(Slip(self.text.count("\n", 0, self.at) + 1, text))
+            self.slips.append(Slip(self.at, text))
 
     def _skip(self) -> str:
         """Past white space and comments; the character there, "" at the end."""
@@ -92,7 +96,7 @@ class Reader:
             return _WORDS[match[0]]
         if (match := _TO_INT.match(self.text, self.at)) is not None:
             self.at = match.end()
-            return int(float(match[1]))
+            return int(self._number(match[1]))
         raise NotAnObject
 
     def _number(self, text: str) -> int | float:
@@ -101,7 +105,10 @@ class Reader:
             self._slip(f"writes {text} with underscores")
         if len(plain) > 40:
             raise NotAnObject
-        number = float(plain) if any(c in plain for c in ".eE") else int(plain)
+        try:
+            number = float(plain) if any(c in plain for c in ".eE") else int(plain)
+        except ValueError:  # several points
+            raise NotAnObject from None
         if number in (float("inf"), float("-inf")):
             raise NotAnObject
         return number

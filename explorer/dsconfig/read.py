@@ -111,7 +111,7 @@ def _object(reader: Reader, at: int, form: str | None) -> Part | None:
     part = Part(form=form or _form(value), start=at, end=max(at + 1, reader.at))
     if not part.form:
         return None
-    part.told = [Finding(id="not-json", key=f"line {slip.line}", text=slip.text) for slip in reader.slips]
+    part.told = [Finding(id="not-json", key=f"line {reader.line(slip)}", text=slip.text) for slip in reader.slips]
     _take_object(part, value)
     return part
 

@@ -200,7 +200,7 @@ def numbered(form: str, before: str, after: str) -> str:
 
 
 LARGE = {
-    "braces": of("{"), "brackets": of("[({"), "quotes": of("\""), "backslashes": of("\\"), "NULs": of("\x00"), "lone surrogates": of("\ud800"), "right to left": of("\u202e\u200f"), "blank": of(" "), "empty lines": of("\n"), "digits": of("9"), "one word": of("a"),
+    "braces": of("{"), "brackets": of("[({"), "quotes": of("\""), "backslashes": of("\\"), "NULs": of("\x00"), "lone surrogates": of("\ud800"), "right to left": of("\u202e\u200f"), "blank": of(" "), "empty lines": of("\n"), "digits": of("9"), "a number": of("9", '{"zero_optimization": {"stage": '), "one word": of("a"),
     "objects in objects": of('{"zero_optimization":'), "objects beside objects": of('{"zero_optimization":{"stage":2}}\n'), "one key": of('"stage": 2, ', '{"zero_optimization": {'), "half a comment": of("/* *", "{"), "log of losses": of("{'loss': 0.5, 'epoch': 1.0}\n"),
     "unknown keys": numbered('"stage3_max_{0}": {0}', '{"zero_optimization": {', "}}"), "unknown arguments": numbered('"learning_{0}": {0}', '{"per_device_train_batch_size": 1, ', "}"),
     "calls in calls": of("TrainingArguments("), "arguments": of("a=1, ", "TrainingArguments("), "calls": of("TrainingArguments(bf16=True)\n"), "minus": of("-", "TrainingArguments(a=", "1)"),
@@ -219,7 +219,7 @@ def test_a_mebibyte_takes_no_second(text: str) -> None:
 @pytest.mark.parametrize("text", [
     '{"zero_optimization": {"stage": 1e400, "reduce_bucket_size": ' + "9" * 5000 + "}}", "TrainingArguments(learning_rate=1e400, max_steps=" + "9" * 5000 + ")", "TrainingArguments(max_steps=0x" + "f" * 5000 + ")", "TrainingArguments(max_steps=f(0x" + "f" * 5000 + "))",
     "TrainingArguments(a=" + "-" * 900 + "x)", "TrainingArguments(max_steps=9**9**9**9)", "per_device_train_batch_size: 0x" + "f" * 5000, "zero_optimization: " + "[" * 400, "zero_optimization: &a [*a]", "LoraConfig(r=0x" + "f" * 5000 + ")",
-    "deepspeed a.py --per_device_train_batch_size " + "9" * 5000, "CUDA out of memory. Tried to allocate " + "9" * 5000 + ".00 GiB", "['python', '\ud800', '--bf16', '\\N{']",
+    '{"zero_optimization": {"stage": int(1e400), "reduce_bucket_size": int(1.2.3), "overlap_comm": 1.2.3}}', "deepspeed a.py --per_device_train_batch_size " + "9" * 5000, "CUDA out of memory. Tried to allocate " + "9" * 5000 + ".00 GiB", "['python', '\ud800', '--bf16', '\\N{']",
 ], ids=lambda text: text[:30].encode("ascii", "replace").decode())
 def test_numbers_and_nests_beyond_all_measure(text: str) -> None:
     with only_a_sentence(), nothing_done():
