@@ -6,20 +6,20 @@ A page and the command line draw the same Consultation; nothing in it needs eith
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from explorer.advice import oom, reading
 from explorer.advice.diagnose import diagnose
+from explorer.advice.effects import effects
 from explorer.advice.fixes import Fix, propose
 from explorer.advice.message import Message
 from explorer.advice.remarks import SEVERITIES, Remark, of_findings
 from explorer.catalog import cards, models
 from explorer.dsconfig import Finding, resolve
-from explorer.dsconfig.auto import FORMULAS
 from explorer.dsconfig.read import Pasted, read
-from explorer.errors import BadInput, CouldNotRun, shown
+from explorer.errors import BadInput, CouldNotRun
 from explorer.estimator import tapes
 from explorer.estimator.estimate import estimate, events, outside_pytorch, with_micro_batch
 from explorer.jsonfile import plain
@@ -88,7 +88,7 @@ def consult(base: Setup | None, pasted: Pasted, message: Message, on_progress: t
             config = dict(resolve(setup).config)
             setup, profile = _at_failure(setup, message, said, on_progress, batch_known or "micro_batch" in pasted.changes, "world_size" in pasted.changes)
             config = dict(resolve(setup).config)
-            said += _settings(setup, pasted)
+            said += effects(setup, profile, pasted.launcher)
             wanted = message.is_gpu and message.requested is not None
             said += diagnose(setup, profile, message, events(setup, on_progress) if wanted else None)
             fixes = propose(setup, profile, message, stop)
@@ -177,41 +177,3 @@ def _on_its_card(setup: Setup, message: Message, said: list[Remark]) -> Setup:
     room = message.capacity.bytes - outside - (message.other_processes_bytes or 0)
     said.append(Remark(id="card-implied", severity="note", key="gpu", text=f"The message's card has {size}, which no card here has: {human(room)} of it is taken as PyTorch's."))
     return setup.replace(gpu=None, capacity_gib=max(0.01, round(room / GiB, 2)))
-
-
-# --- what the settings do
-
-_HARMLESS = frozenset(("allgather-key-ignored", "stage3-key-ignored", "unknown-key"))
-
-
-def _settings(setup: Setup, pasted: Pasted) -> Iterator[Remark]:
-    """What DeepSpeed ignores, what is not modelled, what "auto" became, and what is right."""
-    settings = resolve(setup)
-    yield from of_findings((f for f in settings.findings if f.id not in _HARMLESS), "problem")
-    yield from of_findings((f for f in settings.findings if f.id in _HARMLESS), "note")
-    yield from of_findings(settings.not_modelled, "note")
-    autos = [path for path in _autos(setup.deepspeed, "") if path.partition(".")[0] != "scheduler"]
-    if autos:
-        values = ", ".join(f"{path} = {shown(_at(settings.config, path))}{f' ({FORMULAS[path]})' if path in FORMULAS else ''}" for path in autos)
-        yield Remark(id="auto-resolved", severity="note", key="deepspeed", text=f"\"auto\" is no uncertainty: the Trainer fills it from its arguments. Here: {values}.")
-    if settings.offload_optimizer is not None and settings.stage in (1, 2):
-        yield Remark(id="offload-moves", severity="note", key="zero_optimization.offload_optimizer", text=f"At stage {settings.stage} offload_optimizer moves the fp32 masters, the moments and this rank's gradients to the host, and the step with them; weights and activations stay on the GPU, and the forward and backward are never computed elsewhere.")
-    if pasted.launcher in ("deepspeed", "accelerate", "torchrun"):
-        yield Remark(id="launcher-right", severity="note", key="launcher", text=f"It is launched with {pasted.launcher}, as DeepSpeed wants.")
-    if setup.trainer is not None:
-        yield Remark(id="batch-agrees", severity="note", key="micro_batch", text=f"per_device_train_batch_size and train_micro_batch_size_per_gpu agree: {setup.micro_batch}.")
-
-
-def _autos(value: Any, path: str) -> Iterator[str]:
-    for key, inner in value.items() if hasattr(value, "items") else ():
-        here = f"{path}.{key}" if path else key
-        if inner == "auto":
-            yield here
-        else:
-            yield from _autos(inner, here)
-
-
-def _at(config: Any, path: str) -> Any:
-    for key in path.split("."):
-        config = config.get(key) if hasattr(config, "get") else None
-    return config
