@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from explorer.catalog import find_model, lengths
+from explorer.catalog import Model, find_model, lengths
 from explorer.dsconfig.settings import Settings, resolve
+from explorer.errors import BadInput
 from explorer.jsonfile import plain
 from explorer.setup import Setup
 
@@ -121,10 +122,31 @@ def _environment(setup: Setup) -> dict[str, str]:
 
 
 def model_lines(setup: Setup) -> str:
-    """The lines that load the model as the setup has it, and the lengths its batch is to have."""
+    """The lines that make the model as the setup has it; after the TrainingArguments, or stage 3 does not see it made. Raises BadInput for a person's own model, whose lines they have."""
     model = find_model(setup.model)
+    if model.factory is not None:
+        raise BadInput("model", f"is made by {model.factory.reference}; its lines are your own")
+    lines = [_load(setup, model)]
+    if setup.gradient_checkpointing is not False and setup.trainer is None:  # else the arguments say so
+        kwargs = {"use_reentrant": False} if setup.gradient_checkpointing is True else dict(setup.gradient_checkpointing)
+        lines.append(f"model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={kwargs!r})")
+    if setup.trainable != ("*",):
+        lines += ["import fnmatch", "for name, parameter in model.named_parameters():", f"    parameter.requires_grad_(any(fnmatch.fnmatchcase(name, pattern) for pattern in {setup.trainable!r}))"]
+    if setup.lora is not None:
+        given = ", ".join(f"{key}={value!r}" for key, value in plain(setup.lora, "lora").items())
+        lines.append("from peft import LoraConfig, get_peft_model")
+        lines.append(f"model = get_peft_model(model, LoraConfig({given}), autocast_adapter_dtype=False)")
+    return "\n".join(lines) + "\n"
+
+
+def _load(setup: Setup, model: Model) -> str:
+    """From the hub or a folder, or with first numbers of its own where the job gives a config alone; and the lengths its batch is to have."""
     at = lengths(setup, model)
-    name = setup.model if isinstance(setup.model, str) else model.name
     said = {k: v for k, v in (("sequence length", at.sequence), ("target length", at.target_sequence), ("image size", at.image_size)) if v is not None}
     comment = "".join(f"  # {', '.join(f'{k} {v}' for k, v in said.items())}") if said else ""
-    return f"model = {model.model_class}.from_pretrained({name!r}, attn_implementation={setup.attention!r}){comment}\n"
+    if isinstance(setup.model, str):
+        return f"model = {model.model_class}.from_pretrained({setup.model!r}, attn_implementation={setup.attention!r}){comment}"
+    if model.in_4_bit:
+        kwargs = {key: value for key, value in plain(setup.model["quantization_config"], "model").items() if key != "quant_method"}
+        return f"model = {model.model_class}.from_pretrained('the/weights', quantization_config=BitsAndBytesConfig(**{kwargs!r}), attn_implementation={setup.attention!r}){comment}"
+    return f"model = {model.model_class}._from_config(AutoConfig.for_model(**{plain(setup.model, 'model')!r}), attn_implementation={setup.attention!r}){comment}"

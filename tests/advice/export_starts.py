@@ -105,12 +105,11 @@ def facts(engine: Any) -> dict[str, Any]:
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # DeepSpeed logs to standard output
+    import deepspeed
     import torch.distributed as dist
     from accelerate.state import AcceleratorState, DistributedType, PartialState
-    from transformers import training_args
     from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    import deepspeed
+    from transformers import training_args
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
     deepspeed.init_distributed(verbose=False)

@@ -1,4 +1,4 @@
-"""What is exported starts: transformers' own check of the config against the arguments finds nothing to correct, and DeepSpeed takes the config."""
+"""What is written says one thing in every file, and reads back as the job it was written from; that it starts is tests/advice/test_exports.py's."""
 
 from __future__ import annotations
 
@@ -85,33 +85,40 @@ def test_the_models_lines():
     assert model_lines(Setup(model="gpt2", micro_batch=1, attention="eager")) == "model = GPT2LMHeadModel.from_pretrained('gpt2', attn_implementation='eager')  # sequence length 1024\n"
 
 
-STARTS = """
-import json, sys, types
-from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
-from deepspeed.runtime.config import DeepSpeedConfig
-from transformers import AutoConfig
-config = AutoConfig.for_model("gpt2")
+_TINY = {"model_type": "gpt2", "n_layer": 2, "n_embd": 32, "n_head": 2, "vocab_size": 64, "n_positions": 32}
+MODELS = [
+    Setup(model=_TINY, micro_batch=1, attention="eager"),
+    Setup(model=_TINY, micro_batch=1, trainable=("transformer.h.1.*", "*.wte.*")),
+    Setup(model=_TINY, micro_batch=1, lora={"r": 4, "target_modules": ["c_attn"], "modules_to_save": ["lm_head"]}),
+    Setup(model=_TINY, micro_batch=1, gradient_checkpointing=True),
+]
+LOADS = """
+import json, sys, torch
+import transformers
+from explorer.catalog import find_model
+from explorer.dsconfig.write import model_lines
+from explorer.setup import Setup
+from explorer.workload import build_model
 for line in sys.stdin:
-    case = json.loads(line)
-    args = types.SimpleNamespace(**case["arguments"], get_warmup_steps=lambda steps: 0)
-    made = HfTrainerDeepSpeedConfig(case["trainer_config"])
-    made.trainer_config_process(args)
-    made.trainer_config_finalize(args, types.SimpleNamespace(config=config), 100)
-    left = [k for k in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping") if made.config[k] == "auto"]
-    assert not left, left
-    DeepSpeedConfig(made.config)
-    DeepSpeedConfig(case["config"])
-    print("started", flush=True)
+    setup = Setup.from_job(json.loads(line))
+    names = {name: getattr(transformers, name) for name in ("AutoConfig", "GPT2LMHeadModel")}
+    exec(model_lines(setup), names)
+    found, ours = names["model"], build_model(find_model(setup.model), setup, device="cpu", dtype=torch.float32)
+    facts = [({n for n, p in m.named_parameters() if p.requires_grad}, {n: p.shape for n, p in m.named_parameters()}, m.config._attn_implementation, m.is_gradient_checkpointing) for m in (found, ours)]
+    assert facts[0] == facts[1], facts
+    print("the same", flush=True)
 """
 
 
-def test_transformers_and_deepspeed_take_every_export(root):
-    pytest.importorskip("deepspeed")
-    pytest.importorskip("transformers")
-    lines = []
-    for setup in SETUPS:
-        out = write(setup)
-        usual = {"learning_rate": 5e-5, "adam_beta1": 0.9, "adam_beta2": 0.999, "adam_epsilon": 1e-8, "weight_decay": 0.0, "fp16_full_eval": False, "bf16_full_eval": False, "world_size": 1, "save_on_each_node": False, "warmup_steps": 0}
-        lines.append(json.dumps({"arguments": {**usual, **out.arguments}, "trainer_config": dict(out.trainer_config), "config": dict(out.config)}))
-    done = subprocess.run([sys.executable, "-c", STARTS], input="\n".join(lines), cwd=root, capture_output=True, text=True, check=False, timeout=300)
-    assert done.stdout.count("started") == len(SETUPS), done.stderr[-1500:]
+def test_the_models_lines_make_the_model_that_is_estimated(root):
+    for package in ("transformers", "peft"):
+        pytest.importorskip(package)
+    jobs = "\n".join(json.dumps(setup.to_job()) for setup in MODELS)
+    done = subprocess.run([sys.executable, "-c", LOADS], input=jobs, cwd=root, capture_output=True, text=True, check=False, timeout=200)
+    assert done.stdout.count("the same") == len(MODELS), done.stderr[-1500:]
+
+
+def test_a_model_in_4_bit_is_loaded_so():
+    quantized = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    line = model_lines(Setup(model={**_TINY, "quantization_config": quantized}, micro_batch=1, lora={"r": 4, "target_modules": ["c_attn"]}))
+    assert "BitsAndBytesConfig(**{'load_in_4bit': True, 'bnb_4bit_quant_type': 'nf4'})" in line and line.endswith("get_peft_model(model, LoraConfig(r=4, target_modules=['c_attn']), autocast_adapter_dtype=False)\n")
