@@ -14,7 +14,7 @@ from explorer.estimator.tape import Key, Tape
 from explorer.setup import Setup
 
 SHIPPED = Path(__file__).parent.parent / "catalog" / "tapes"
-FORMAT = 3
+FORMAT = 4
 """Of a tape's JSON; a cached tape of another is not read."""
 
 Progress = Callable[[str, float], None]

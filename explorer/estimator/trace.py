@@ -174,6 +174,7 @@ class Trace(TorchDispatchMode):
         if name is None:
             return
         if self.in_backward and not self.stack:
+            self._leave_others()
             self.scope = set()
             if self.autocast is not None:
                 self.autocast.__enter__()
@@ -217,19 +218,23 @@ class Trace(TorchDispatchMode):
         return call
 
     def _move_to(self, call: _Call) -> None:
-        chain = []
-        step: _Call | None = call
-        while step is not None:
-            chain.append(step)
-            step = step.parent
-        inside = set(map(id, chain))
-        while self.open and id(self.open[-1]) not in inside:
-            self._close()
+        chain = _with_parents(call)
+        self._close_all_but(chain)
         opened = set(map(id, self.open))
         for step in reversed(chain):
             if id(step) not in opened and not step.closed:
                 self.open.append(step)
                 self.events.append((ENTER, step.module, BACKWARD))
+
+    def _leave_others(self) -> None:
+        """A recomputed forward begins when its layer's last node asks for what it saved: the modules whose backward came before are done."""
+        node = torch._C._current_autograd_node()
+        self._close_all_but(_with_parents(None if node is None else self._owner(node._sequence_nr())))
+
+    def _close_all_but(self, calls: list[_Call]) -> None:
+        inside = set(map(id, calls))
+        while self.open and id(self.open[-1]) not in inside:
+            self._close()
 
     def _close(self) -> None:
         call = self.open.pop()
@@ -250,6 +255,14 @@ class Trace(TorchDispatchMode):
             parameter.grad = None
 
         return ready
+
+
+def _with_parents(call: _Call | None) -> list[_Call]:
+    chain = []
+    while call is not None:
+        chain.append(call)
+        call = call.parent
+    return chain
 
 
 def _scalar(tensor: torch.Tensor, padded: bool | None) -> Any:
