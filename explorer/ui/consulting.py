@@ -13,8 +13,8 @@ from explorer.errors import BadInput
 from explorer.setup import Setup
 from explorer.ui import fields
 from explorer.ui.background import Latest
-from explorer.ui.state import ExplorerState, in_words
-from explorer.ui.texts import sentence, text
+from explorer.ui.state import ExplorerState
+from explorer.ui.texts import in_words, sentence, text
 
 if TYPE_CHECKING:
     from explorer.advice import Consultation

@@ -123,6 +123,7 @@ class _Rows:
         self.advice, self.in_use, self.outdated = consulting.advice, consulting.in_use, consulting.outdated
         state = consulting.state
         self.probe, self.measured, self.obstacle = state.probe_status, state.measured, state.probe_obstacle
+        self.probe_is_of_it = self.probe.setup == state.setup
         self.can_probe = has_accelerator and not self.obstacle and self.probe.state != "running" and not self.outdated
         before: Profile = self.advice.profile
         self.capacity = before.verdict.capacity_bytes
@@ -177,11 +178,11 @@ class _Rows:
         """What a real step of the row in use took, or how far it is."""
         if not used:
             return ""
-        if self.probe.state == "running":
+        if self.probe_is_of_it and self.probe.state == "running":
             return f'<small>{escape(self.probe.text or text("probe.starting"))} {text("probe.seconds", seconds=self.probe.seconds)}</small>'
         if self.measured is not None:
             return f'<small>{escape(text("doctor.measured", size=human(self.measured.profile.peak.allocated_bytes)))}</small>'
-        return f"<small>{escape(text('probe.failed', text=self.probe.text))}</small>" if self.probe.state == "failed" else ""
+        return f"<small>{escape(text('probe.failed', text=self.probe.text))}</small>" if self.probe_is_of_it and self.probe.state == "failed" else ""
 
     def _verdict(self, profile: Profile | None) -> str:
         answer = profile.verdict.answer if profile else None

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import traitlets as T
 
-from explorer.errors import BadInput, CouldNotRun
+from explorer.errors import BadInput
 from explorer.profile import Difference, Profile, Source, difference
 from explorer.setup import Setup
 from explorer.ui import address, fields
 from explorer.ui.background import Latest, Post
 from explorer.ui.measurements import Measured, Measurements
+from explorer.ui.probing import ProbeStatus, Probing
+from explorer.ui.texts import in_words
 
 log = logging.getLogger(__name__)
 
@@ -25,15 +25,6 @@ TYPING_PAUSE_S = 0.4
 """How long a typed name or path rests before anything looks it up."""
 LARGEST_PAUSE_S = 0.3
 """How long the page rests before the largest micro-batch is sought: it takes many estimates."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProbeStatus:
-    """Where the probe stands."""
-
-    state: Literal["idle", "running", "done", "failed", "cancelled"] = "idle"
-    text: str = ""
-    seconds: float = 0.0
 
 
 def _count(**kwargs: Any) -> T.Union:
@@ -95,7 +86,8 @@ class ExplorerState(T.HasTraits):
         self._largests = Latest("largest micro-batch", lambda: self._post)
         self._origins = Latest("sources", lambda: self._post)
         self.measurements = Measurements()
-        self._cancel: threading.Event | None = None
+        self._probing = Probing(self.post, self._probed)
+        T.dlink((self._probing, "status"), (self, "probe_status"))
         self._stop = threading.Event()
         self._together = False
         self._base = setup or fields.default_setup()
@@ -259,7 +251,7 @@ class ExplorerState(T.HasTraits):
             self._start_largest(setup)
 
     def _start_largest(self, setup: Setup) -> None:
-        from explorer.estimator.estimate import largest_micro_batch
+        from explorer.estimator.largest import largest_micro_batch
 
         stop = self._stop = threading.Event()
         self._largests.submit(lambda: largest_micro_batch(setup, stop=stop), lambda result: self._largest_found(setup, result), delay_s=LARGEST_PAUSE_S)
@@ -290,51 +282,16 @@ class ExplorerState(T.HasTraits):
 
     def run_probe(self) -> None:
         """Start a real step of the setup shown, unless one runs. `probe_status` follows it, `measured` is its result."""
-        if self.setup is None or self.probe_status.state == "running":
-            return
-        self._cancel = threading.Event()
-        self.probe_status = ProbeStatus(state="running", text="")
-        threading.Thread(target=self._probe, args=(self.setup, self._cancel), name="probe", daemon=True).start()
+        if self.setup is not None:
+            self._probing.run(self.setup)
 
     def cancel_probe(self) -> None:
         """End the running probe."""
-        if self._cancel is not None:
-            self._cancel.set()
+        self._probing.cancel()
 
-    def _probe(self, setup: Setup, cancel: threading.Event) -> None:
-        from explorer.measure.runner import probe
-
-        begun, ended = time.monotonic(), threading.Event()
-        threading.Thread(target=self._tick, args=(begun, ended), name="probe clock", daemon=True).start()
-        try:
-            result: Any = probe(setup, on_progress=self._progress, cancel=cancel)
-        except Exception as error:
-            result = error
-        ended.set()
-        seconds = time.monotonic() - begun
-        self._post(lambda: self._probed(setup, cancel.is_set(), result, seconds))
-
-    def _tick(self, begun: float, ended: threading.Event) -> None:
-        """Count the seconds while a probe runs: a child that compiles says nothing for a minute."""
-        while not ended.wait(1.0):
-            self._progress(None, time.monotonic() - begun)
-
-    def _progress(self, text: str | None, seconds: float) -> None:
-        self._post(lambda: self._say(text, seconds))
-
-    def _say(self, text: str | None, seconds: float) -> None:
-        if self.probe_status.state == "running":
-            self.probe_status = ProbeStatus(state="running", text=self.probe_status.text if text is None else text, seconds=max(seconds, self.probe_status.seconds))
-
-    def _probed(self, setup: Setup, cancelled: bool, result: Any, seconds: float) -> None:
-        if isinstance(result, Profile):
-            self.measurements.add(setup, result)
-            self.probe_status = ProbeStatus(state="done", seconds=seconds)
-            self._show_measured()
-        elif cancelled:
-            self.probe_status = ProbeStatus(state="cancelled", seconds=seconds)
-        else:
-            self.probe_status = ProbeStatus(state="failed", text=in_words(result), seconds=seconds)
+    def _probed(self, setup: Setup, profile: Profile) -> None:
+        self.measurements.add(setup, profile)
+        self._show_measured()
 
     def show_measured(self, measured: Measured) -> None:
         """Move every control to this measurement's job and show it. Raises BadInput where DeepSpeed would refuse the job."""
@@ -376,14 +333,6 @@ def _lengths(setup: Setup) -> tuple[Any, Any]:
 
     model = catalog.find_model(setup.model)
     return model, catalog.lengths(setup, model)
-
-
-def in_words(error: Exception) -> str:
-    """An error as a sentence; one that is not for people is logged, and said to be ours."""
-    if isinstance(error, BadInput | CouldNotRun):
-        return str(error)
-    log.error("unexpected", exc_info=error)
-    return f"This is a fault of the explorer, not of your job: {type(error).__name__}: {error}"[:600]
 
 
 def _sources(setup: Setup) -> tuple[Source, ...]:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
+
+from explorer.errors import BadInput, CouldNotRun
+
+log = logging.getLogger(__name__)
 
 ENGLISH: dict[str, str] = {
     "title": "DeepSpeed memory explorer",
@@ -290,6 +295,7 @@ ENGLISH: dict[str, str] = {
     "fix.adafactor": "Adafactor",
     "fix.offload-to-nvme": "Stage 3, states on NVMe",
     # rest
+    "fault": "This is a fault of the explorer, not of your job: {what}",
     "notes.estimated": "Notes on the estimate",
     "notes.measured": "Notes on the measurement",
     "share.title": "Take it with you",
@@ -307,6 +313,14 @@ def text(key: str, **values: Any) -> str:
     """The page's text for a key, its {places} filled. Raises KeyError for a key that no text has."""
     template = ENGLISH[key]
     return template.format(**values) if values else template
+
+
+def in_words(error: Exception) -> str:
+    """An error for the page; one that is not for people is logged, and said to be ours."""
+    if isinstance(error, BadInput | CouldNotRun):
+        return str(error)
+    log.error("unexpected", exc_info=error)
+    return text("fault", what=f"{type(error).__name__}: {error}")[:600]
 
 
 _VERBS = {"is", "are", "has", "have", "holds", "must", "cannot", "needs", "names", "gives", "takes", "does"}
