@@ -261,7 +261,7 @@ def _make_room(job: dict[str, Any], changes: dict[str, Any]) -> None:
         del changes["trainer"]  # assumed only
     if isinstance(job.get("trainer"), dict) and "micro_batch" in changes and "trainer" not in changes:
         job["trainer"].pop("per_device_train_batch_size", None)
-    if "world_size" in changes and job.get("rank", 0) >= changes["world_size"]:
+    if _is_count(changes.get("world_size")) and job.get("rank", 0) >= changes["world_size"]:
         job["rank"] = 0
 
 

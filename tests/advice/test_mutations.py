@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from explorer.advice import doctor, oom, reading
+from explorer.dsconfig.arguments import NAMES
+from explorer.dsconfig.keys import ZERO
 from explorer.dsconfig.read import read
+from explorer.dsconfig.sections import KNOWN, REMOVED
 from explorer.dsconfig.write import write
 from explorer.errors import BadInput, CouldNotRun
 from explorer.jsonfile import LARGEST_BYTES
@@ -53,7 +58,8 @@ COMMANDS = [
 OOM = [MESSAGES[n] for n in (1, 3, 17, 19, 21, 31, 33, 35, 37, 41, 45, 53)]
 TOGETHER = [f"Hi all,\n```json\n{JSON[0]}\n```\nand\n{PYTHON[0]}\nI run\n{COMMANDS[0]}\nand get\n{OOM[0]}", f"{YAML[0]}\n{COMMANDS[1]}\n{OOM[2]}\n{PYTHON[1]}", f"> {JSON[1]}\n>> {OOM[6]}\n{PYTHON[2]}{YAML[1]}"]
 KINDS = {"JSON": JSON, "YAML": YAML, "Python": PYTHON, "commands": COMMANDS, "messages": OOM, "together": TOGETHER}
-EXAMPLES = {"JSON": 2000, "YAML": 1500, "Python": 2000, "commands": 1500, "messages": 2000, "together": 1000}
+EXAMPLES = {"JSON": 1500, "YAML": 1500, "Python": 1500, "commands": 1500, "messages": 1500, "together": 1000}
+JOBS = 1500
 
 PIECES = [
     "{", "}", "[", "]", "(", ")", '"', "'", '"""', ",", ":", ";", "\n", "\r", "\\", "\\\n", "#", "//", "/*", "*/", "=", "-", "--", "- ", "  ", "\t", "&a ", "*a", "!!", "? ", "|", ">", "%", "$", "`", "<br>", "&#x1b;",
@@ -69,6 +75,23 @@ def mutated(seeds: list[str]) -> st.SearchStrategy[str]:
     slices = [text[a:b] for text in seeds for a, b in ((0, 40), (20, 90), (-60, -1))]
     cut = st.tuples(st.integers(0, 1 << 32), st.sampled_from([*PIECES, *slices]) | st.text(max_size=4))
     return st.builds(_with_cuts, st.sampled_from(seeds), st.lists(cut, min_size=1, max_size=6))
+
+
+ODD = [None, True, False, 0, 1, 2, 3, -1, 1.5, 1e9, 1e-5, 10**30, 1e300, "auto", "5e8", "true", "none", "cpu", "nvme", "", "1e400", "0x10", "\ud800", "AdamW", "bf16", [0.9, 0.95], [], {}]
+
+
+def jobs() -> st.SearchStrategy[str]:
+    """A job file whose keys are real and whose values may be anything."""
+    odd = st.recursive(st.sampled_from(ODD), lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["enabled", "type", "params", "device", "r"]), inner, max_size=2), max_leaves=3)
+
+    def some(keys: Iterable[str], **likely: Any) -> st.SearchStrategy[dict[str, Any]]:
+        return st.builds(lambda usual, strange: usual | strange, st.fixed_dictionaries({}, optional={key: st.sampled_from(values) for key, values in likely.items()}), st.dictionaries(st.sampled_from(sorted(keys)), odd, max_size=2))
+
+    zero = some(ZERO, stage=[0, 1, 2, 3], offload_optimizer=[{"device": "cpu"}], overlap_comm=[True], reduce_bucket_size=["auto", 1000])
+    config = st.builds(lambda given, section: {"zero_optimization": section, **given}, some(KNOWN | REMOVED.keys(), bf16=[{"enabled": True}, {"enabled": "auto"}], optimizer=[{"type": "AdamW", "params": {"lr": "auto"}}, {"type": "Muon", "params": {}}]), zero)
+    trainer = st.none() | some(NAMES, bf16=[True], per_device_train_batch_size=[1, 2], gradient_checkpointing=[True])
+    job = some((f.name for f in fields(Setup)), gradient_checkpointing=[True], world_size=[2])
+    return st.builds(lambda given, deepspeed, arguments: json.dumps({"model": "gpt2", "micro_batch": 1, "deepspeed": deepspeed, "trainer": arguments, **given}), job, config, trainer)
 
 
 def _with_cuts(text: str, cuts: list[tuple[int, str]]) -> str:
@@ -161,23 +184,27 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_there_are_ten_thousand() -> None:
-    assert sum(EXAMPLES.values()) >= 10_000
+    assert sum(EXAMPLES.values()) + JOBS >= 10_000
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_text_breaks_a_reader(kind: str) -> None:
-    run(kind, EXAMPLES[kind], answered)
+    run(mutated(KINDS[kind]), EXAMPLES[kind], answered)
+
+
+def test_no_value_breaks_a_reader() -> None:
+    run(jobs(), JOBS, answered)
 
 
 def test_no_text_breaks_the_doctor() -> None:
-    run("together", 25, lambda text: json.dumps(doctor(text, BASE).to_json()), watched=False)
+    run(mutated(TOGETHER), 25, lambda text: json.dumps(doctor(text, BASE).to_json()), watched=False)
 
 
-def run(kind: str, examples: int, answer: Callable[[str], object], watched: bool = True) -> None:
+def run(texts: st.SearchStrategy[str], examples: int, answer: Callable[[str], object], watched: bool = True) -> None:
     """Hypothesis, the same texts every time."""
 
     @settings(max_examples=examples, derandomize=True, deadline=None, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
-    @given(mutated(KINDS[kind]))
+    @given(texts)
     def each(text: str) -> None:
         with only_a_sentence():
             if watched:
