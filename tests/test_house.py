@@ -59,7 +59,8 @@ def test_the_page_loads_neither_torch_nor_altair() -> None:
 
 def test_charts_know_no_widgets_and_state_knows_no_view() -> None:
     assert not imported_by("import explorer.ui.charts") & {"ipywidgets", "anywidget"}
-    assert not imported_by("import explorer.ui.state") & {"ipywidgets", "anywidget", "altair"}
+    for module in ("state", "consulting", "recordings", "probing", "doctor_html"):
+        assert not imported_by(f"import explorer.ui.{module}") & {"ipywidgets", "anywidget", "altair"}, module
 
 
 def test_estimator_and_measure_never_import_the_page() -> None:
