@@ -199,7 +199,7 @@ def test_a_folder_is_no_job(tmp_path, capsys):
 @pytest.mark.parametrize("stage", [1, 2])
 def test_the_largest_micro_batch_is_the_same_wherever_the_search_starts(stage):
     """On a T4 ten samples fit, eight do, and nine hang on fragmentation: the answer is eight."""
-    from explorer.estimator.estimate import largest_micro_batch
+    from explorer.estimator.largest import largest_micro_batch
     from explorer.setup import Setup
 
     job = {"model": "gpt2", "gpu": "T4", "deepspeed": {"fp16": {"enabled": True}, "zero_optimization": {"stage": stage}}}
@@ -207,7 +207,8 @@ def test_the_largest_micro_batch_is_the_same_wherever_the_search_starts(stage):
 
 
 def test_every_micro_batch_up_to_the_largest_fits():
-    from explorer.estimator.estimate import estimate, largest_micro_batch
+    from explorer.estimator.estimate import estimate
+    from explorer.estimator.largest import largest_micro_batch
 
     job = {"model": "bert-base-uncased", "gpu": "T4", "deepspeed": {"fp16": {"enabled": True}, "zero_optimization": {"stage": 2}}}
     answers = [estimate({**job, "micro_batch": n}, largest=False).verdict.answer for n in range(36, 43)]

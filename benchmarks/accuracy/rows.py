@@ -17,7 +17,7 @@ from explorer import Setup, estimate
 from explorer.catalog import find_model
 from explorer.dsconfig import resolve
 from explorer.errors import BadInput, CouldNotRun
-from explorer.estimator.estimate import largest_micro_batch
+from explorer.estimator.largest import largest_micro_batch
 from explorer.profile import PhaseMemory, Profile
 from explorer.units import GiB
 

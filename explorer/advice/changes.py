@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from explorer.dsconfig import resolve
-from explorer.estimator.estimate import with_micro_batch
+from explorer.estimator.work import with_micro_batch
 from explorer.setup import Setup
 
 _ZERO = "zero_optimization"

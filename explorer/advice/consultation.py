@@ -21,7 +21,8 @@ from explorer.dsconfig import Finding, resolve
 from explorer.dsconfig.read import Pasted, read
 from explorer.errors import BadInput, CouldNotRun
 from explorer.estimator import tapes
-from explorer.estimator.estimate import estimate, events, outside_pytorch, with_micro_batch
+from explorer.estimator.estimate import estimate, events
+from explorer.estimator.work import outside_pytorch, with_micro_batch
 from explorer.jsonfile import plain
 from explorer.profile import Profile
 from explorer.setup import Setup

@@ -11,7 +11,9 @@ from explorer.catalog import find_model, models
 from explorer.catalog.lengths import image_tokens, lengths
 from explorer.errors import BadInput, CouldNotRun
 from explorer.estimator import tapes
-from explorer.estimator.estimate import estimate, largest_fitting, largest_micro_batch, with_micro_batch
+from explorer.estimator.estimate import estimate
+from explorer.estimator.largest import largest_fitting, largest_micro_batch
+from explorer.estimator.work import with_micro_batch
 from explorer.measure.runner import probe
 from explorer.profile import Profile
 from explorer.setup import Setup

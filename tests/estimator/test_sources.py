@@ -45,12 +45,12 @@ def test_the_parts_sum_to_the_peak(name):
 @pytest.mark.parametrize("name", JOBS)
 def test_every_buffer_of_deepspeeds_has_a_function(name):
     """Not only what is alive at the peak."""
-    from explorer.estimator.estimate import _Work
     from explorer.estimator.sources import place
     from explorer.estimator.stream import PROVENANCES
+    from explorer.estimator.work import Work
     from explorer.profile import CATEGORIES
 
-    work = _Work(Setup.from_job(JOBS[name]), None)
+    work = Work(Setup.from_job(JOBS[name]), None)
     own = {p.name for p in work.tape.model_parameters()}
     for block, owner in enumerate(work.stream.owners):
         if PROVENANCES[work.stream.provenance[block]] == "derived" and owner not in own:

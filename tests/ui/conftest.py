@@ -67,7 +67,9 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
         return made.estimate(setup)
 
     estimator = types.ModuleType("explorer.estimator.estimate")
-    estimator.estimate, estimator.largest_micro_batch = estimate, lambda setup, stop=None: made.largest(setup)
+    estimator.estimate = estimate
+    search = types.ModuleType("explorer.estimator.largest")
+    search.largest_micro_batch = lambda setup, stop=None: made.largest(setup)
     runner = types.ModuleType("explorer.measure.runner")
     runner.accelerator, runner.why_not = lambda: "cpu", lambda setup: made.why_not or None
     runner.probe = lambda setup, on_progress=None, cancel=None, **_: made.probe(setup, on_progress, cancel)
@@ -77,7 +79,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     import explorer.estimator
     import explorer.measure
 
-    for parent, name, module in ((explorer.estimator, "estimate", estimator), (explorer.measure, "runner", runner), (explorer.measure, "records", records)):
+    for parent, name, module in ((explorer.estimator, "estimate", estimator), (explorer.estimator, "largest", search), (explorer.measure, "runner", runner), (explorer.measure, "records", records)):
         monkeypatch.setitem(sys.modules, module.__name__, module)
         monkeypatch.setattr(parent, name, module, raising=False)
     return made

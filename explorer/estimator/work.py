@@ -1,0 +1,93 @@
+"""One replay: a job resolved, its tape found, DeepSpeed's rules laid over it, and the stream played under its limits. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from explorer.catalog import Card, Lengths, Model, find_card, find_model, lengths
+from explorer.dsconfig import Settings, resolve
+from explorer.errors import CouldNotRun
+from explorer.estimator import tapes, verdict
+from explorer.estimator.allocator import Options
+from explorer.estimator.bound import states_bound
+from explorer.estimator.replay import replay
+from explorer.estimator.tape import Tape
+from explorer.estimator.usage import Usage, run_under
+from explorer.profile import Verdict
+from explorer.setup import Setup
+from explorer.units import GiB, MiB
+
+DEFAULT_WORKSPACE = 32 * MiB
+"""cuBLAS's workspace where no card is named: Hopper's (catalog/cards.json has each card's)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What PyTorch may reserve, and what its out-of-memory text would say of the card."""
+
+    bytes: int
+    limited: bool
+    total: int
+    outside: int
+
+
+def capacity_of(setup: Setup) -> Capacity | None:
+    card = find_card(setup.gpu) if setup.gpu else None
+    outside = outside_pytorch(card, setup.world_size)
+    if setup.capacity_gib is not None:
+        limit = int(setup.capacity_gib * GiB)
+        return Capacity(limit, True, card.total_bytes if card else limit + outside, outside)
+    return Capacity(card.total_bytes - outside, False, card.total_bytes, outside) if card else None
+
+
+def outside_pytorch(card: Card | None, world_size: int) -> int:
+    """CUDA context and NCCL, by card (catalog/cards.json says where each number comes from)."""
+    if card is None:
+        return 0
+    return card.context_bytes + card.nccl_bytes
+
+
+class Work:
+    """One replay and what is read off it."""
+
+    def __init__(self, setup: Setup, on_progress: tapes.Progress | None) -> None:
+        self.model: Model = find_model(setup.model)
+        self.setup = setup.replace(zero_init=False) if self.model.in_4_bit else setup
+        self.settings: Settings = resolve(self.setup)
+        if self.model.in_4_bit and self.settings.autocast is not None:
+            raise CouldNotRun("deepspeed.torch_autocast: with weights in 4 bit is not modelled; what bf16.enabled takes is less, by the fp32 weights that are not in 4 bit and their casts")
+        self.card = find_card(setup.gpu) if setup.gpu else None
+        self.lengths: Lengths = lengths(setup, self.model)
+        self.key = tapes.key(setup, self.settings.compute, self.model, self.lengths, self.card)
+        self.tape: Tape = tapes.find(setup, self.key, self.model, on_progress)
+        workspace = self.card.cublas_workspace_bytes if self.card else DEFAULT_WORKSPACE
+        at = {"batch": self.lengths.micro_batch, "sequence": self.lengths.sequence, "target_sequence": self.lengths.target_sequence, "patches": self.lengths.patches}
+        self.patches = self.lengths.patches or 0
+        try:
+            self.stream, self.rules = replay(self.settings, self.tape, at, workspace)
+        except CouldNotRun as error:
+            raise CouldNotRun(f"{error}; {states_bound(self.settings, self.tape, at)}") from None
+        self.options = Options(
+            expandable_segments=bool(setup.allocator.get("expandable_segments", False)),
+            max_split_bytes=setup.allocator["max_split_size_mb"] * MiB if setup.allocator.get("max_split_size_mb") else None,
+        )
+        self.capacity = capacity_of(setup)
+        limits = verdict.limits(self.capacity.bytes) if self.capacity else ()
+        self.usages = run_under(self.stream, self.options, (None, *limits), frozenset(self.rules.releases))
+        self.unlimited: Usage = self.usages[None]
+
+    @property
+    def judged(self) -> tuple[Verdict, Usage]:
+        """The verdict, and the usage that reserved figures are read from."""
+        capacity = self.capacity
+        if capacity is None:
+            return Verdict(answer=None, why="no GPU card and no capacity is given"), self.unlimited
+        return verdict.judge(self.stream, self.usages, capacity.bytes, capacity.limited, capacity.total, capacity.outside)
+
+
+def with_micro_batch(setup: Setup, micro_batch: int) -> Setup:
+    """The same job with another micro-batch; batch keys of the DeepSpeed config follow it."""
+    config = {k: v for k, v in setup.deepspeed.items() if k not in ("train_micro_batch_size_per_gpu", "train_batch_size")}
+    config["gradient_accumulation_steps"] = resolve(setup).gradient_accumulation_steps
+    trainer = None if setup.trainer is None else {k: v for k, v in setup.trainer.items() if k != "per_device_train_batch_size"}
+    return setup.replace(micro_batch=micro_batch, deepspeed=config, trainer=trainer)
