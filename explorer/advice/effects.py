@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from explorer.advice.remarks import Remark, of_findings
-from explorer.dsconfig import Settings, resolve
+from explorer.dsconfig import Settings, resolve, versions
 from explorer.dsconfig.auto import FORMULAS
 from explorer.errors import shown
 from explorer.profile import Profile
@@ -29,6 +29,7 @@ def effects(setup: Setup, profile: Profile, launcher: str | None) -> Iterator[Re
     if settings.offload_optimizer is not None and settings.stage in (1, 2):
         yield Remark(id="offload-moves", severity="note", key="zero_optimization.offload_optimizer", text=f"At stage {settings.stage} offload_optimizer moves the fp32 masters, the moments and this rank's gradients to the host, and the step with them; weights and activations stay on the GPU, and the forward and backward are never computed elsewhere.")
     yield from _buffers(setup, settings, profile)
+    yield from _overlap(setup, settings)
     yield from _pinned(settings, profile)
     if launcher in ("deepspeed", "accelerate", "torchrun"):
         yield Remark(id="launcher-right", severity="note", key="launcher", text=f"It is launched with {launcher}, as DeepSpeed wants.")
@@ -48,6 +49,12 @@ def _buffers(setup: Setup, settings: Settings, profile: Profile) -> Iterator[Rem
     given = "reduce_bucket_size" in setup.deepspeed.get("zero_optimization", {})
     twice = ", and overlap_comm makes two of that" if settings.overlap_comm and settings.stage in (1, 2) else ""
     yield Remark(id="buffers-cost", severity="note", key="zero_optimization.reduce_bucket_size", text=f"DeepSpeed's own buffers take up to {human(most)} here: reduce_bucket_size is {settings.reduce_bucket_size:,} elements{'' if given else ', its default since the config gives none'}{twice}. It does not depend on the model.")
+
+
+def _overlap(setup: Setup, settings: Settings) -> Iterator[Remark]:
+    """What DeepSpeed's users saw of 0.14 (#6351), where smaller buckets make it likelier."""
+    if setup.deepspeed_version is not None and versions.read(setup.deepspeed_version).release[:2] == (0, 14) and settings.overlap_comm and settings.stage in (1, 2):
+        yield Remark(id="overlap-of-0.14", severity="hint", key="zero_optimization.overlap_comm", text="In DeepSpeed 0.14 overlap_comm with small reduce buckets gave worse losses, or none (NaN): watch the loss after making them smaller, or turn overlap_comm off.")
 
 
 def _pinned(settings: Settings, profile: Profile) -> Iterator[Remark]:

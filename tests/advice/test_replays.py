@@ -14,6 +14,7 @@ import pytest
 
 from explorer.advice import doctor, oom, reading
 from explorer.advice.diagnose import diagnose
+from explorer.advice.effects import effects
 from explorer.dsconfig import resolve
 from explorer.dsconfig.read import read
 from explorer.errors import BadInput, CouldNotRun
@@ -331,6 +332,14 @@ def test_d14_a_bucket_of_nothing_is_refused():
         resolve(Setup(model="gpt2", micro_batch=1, deepspeed=zero(2, reduce_bucket_size=0)))
     larger = Setup(model="gpt2", micro_batch=1, sequence=128, deepspeed=zero(2, reduce_bucket_size=10**9))
     assert estimated(larger).phase("steady", "backward").at_peak["comm_buffers"] == pytest.approx(2 * 10**9, rel=0.01)
+
+
+@pytest.mark.parametrize(("version", "overlap", "told"), [("0.14.4", True, True), ("0.14.4", False, False), ("0.16.0", True, False), (None, True, False)])
+def test_d14_small_buckets_and_overlap_in_one_release(version, overlap, told):
+    """DeepSpeed#6351: in 0.14 a smaller bucket with overlap_comm gave a worse loss, or NaN."""
+    base = Setup(model="gpt2", micro_batch=1, sequence=128, deepspeed_version=version)
+    remarks = effects(setup := base.replace(deepspeed=zero(2, overlap_comm=overlap, reduce_bucket_size=10**7)), estimated(setup), None)
+    assert any(r.id == "overlap-of-0.14" for r in remarks) == told
 
 
 def test_d18_an_evaluation_is_told_with_its_bound():
