@@ -18,6 +18,12 @@ from explorer.errors import BadInput, shown
 MOST_TOLD = 100
 """Of one text; after so many it is no configuration, and slips of the pen are no longer looked for."""
 _COUNTS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+_SWITCHES = frozenset((
+    "managed_gradient_accumulation", "dump_state", "disable_python_gc", "disable_allgather", "prescale_gradients", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "wall_clock_breakdown", "memory_breakdown",
+    "use_data_before_expert_parallelism", "dataloader_drop_last",
+))
+_SWITCHED = ("torch_autocast", "flops_profiler")
+"""Keys at the top, and sections whose "enabled" is such, that DeepSpeed takes as they are: any text is true there, and of two it reckons with, it is an error."""
 _OFFLOADS = {"cpu_offload": "offload_optimizer", "cpu_offload_optimizer": "offload_optimizer", "cpu_offload_param": "offload_param", "cpu_offload_params": "offload_param"}
 """Old switches of `zero_optimization`, two of which DeepSpeed still takes, and the sections that took their place."""
 _RENAMED = {"stage3_gather_fp16_weights_on_model_save": "stage3_gather_16bit_weights_on_model_save", "zero_stage": "stage"}
@@ -43,8 +49,10 @@ def coerced(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[Finding]]:
             found[key] = _optimizer(value, told)
         elif key == "gradient_clipping":
             found[key] = _unquoted(value, key, told)
-        elif key == "torch_autocast" and isinstance(value, Mapping) and isinstance(value.get("enabled"), str):
-            found[key] = {**value, "enabled": _value(value["enabled"], Key("bool", False), "torch_autocast.enabled", told, always=True)}
+        elif key in _SWITCHES and isinstance(value, str):
+            found[key] = _value(value, Key("bool", False), key, told, always=True)
+        elif key in _SWITCHED and isinstance(value, Mapping) and isinstance(value.get("enabled"), str):
+            found[key] = {**value, "enabled": _value(value["enabled"], Key("bool", False), f"{key}.enabled", told, always=True)}
         else:
             found[key] = value
     return found, told

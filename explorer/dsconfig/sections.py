@@ -134,8 +134,10 @@ def _check_scalars(config: Mapping[str, Any]) -> None:
     for name in ("communication_data_type", "seq_parallel_communication_data_type"):
         _choice(config, name, ("fp32", "fp16", "bf16"), optional=True)
     _choice(config, "gradient_allreduce_op", ("mean", "sum"))
-    if "wall_clock_breakdown" in config:
-        read_bool(config["wall_clock_breakdown"], "deepspeed.wall_clock_breakdown")
+    for name, value in (("wall_clock_breakdown", config.get("wall_clock_breakdown", False)), ("flops_profiler.enabled", config.get("flops_profiler", {}).get("enabled", False))):
+        if isinstance(value, str):  # the two are joined with | (runtime/config.py, `_initialize_params`)
+            raise BadInput(f"deepspeed.{name}", f"is the text {shown(value)}, which DeepSpeed cannot reckon with; write true or false, without quotes")
+        read_bool(value, f"deepspeed.{name}")
     vocabulary, ranks = config.get("vocabulary_size"), config.get("sequence_parallel_size", 1)
     if vocabulary is not None and not isinstance(vocabulary, int | float):
         raise BadInput("deepspeed.vocabulary_size", f"is {shown(vocabulary)}; give a whole number, or leave it out")

@@ -91,6 +91,9 @@ def test_zero_keys_that_deepspeed_stops_at(section, key, said, expected):
     ({"fp16": True}, "fp16", {"fp16": {"enabled": True}}),
     ({"fp16": {"enabled": True, "loss_sacle": 0}}, "fp16.loss_sacle", {"fp16": {"enabled": True, "loss_scale": 0}}),
     ({"amp": {"enabled": False}}, "amp", {}),
+    ({"wall_clock_breakdown": "False"}, "wall_clock_breakdown", {"wall_clock_breakdown": False}),
+    ({"zero_allow_untested_optimizer": "true"}, "zero_allow_untested_optimizer", {"zero_allow_untested_optimizer": True}),
+    ({"flops_profiler": {"enabled": "true", "profile_step": 1}}, "flops_profiler.enabled", {"flops_profiler": {"enabled": True, "profile_step": 1}}),
     ({"torch_autocast": {"enabled": "true", "dtype": "bfloat16"}}, "torch_autocast.enabled", {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}),
     ({"optimizer": {"type": "AdamW", "params": {"lr": "1e-5"}}}, "optimizer.params.lr", {"optimizer": {"type": "AdamW", "params": {"lr": 1e-5}}}),
 ])
