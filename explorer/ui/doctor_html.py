@@ -14,6 +14,7 @@ from explorer.ui.texts import ENGLISH, sentence, text
 from explorer.units import human, pytorch_size
 
 if TYPE_CHECKING:
+    from explorer.advice import Consultation
     from explorer.advice.fixes import Fix
     from explorer.advice.message import Message
     from explorer.advice.remarks import Remark
@@ -91,14 +92,35 @@ def _number(word: str, size: str, doubted: bool) -> str:
 
 def advice(consulting: Consulting, has_accelerator: bool) -> str:
     """The cause in sentences, and the fixes as a table."""
-    found = consulting.advice or consulting.pasted
+    found = _shown(consulting)
     if found is None:
         return ""
-    causes = "".join(f"<p>{escape(sentence(r.text))}</p>" for r in found.remarks if r.severity == "cause")
+    causes = "".join(f"<p>{escape(said)}</p>" for said in _causes(found))
     why = f'<h3>{escape(text("doctor.cause"))}</h3><div class="ex-cause">{causes}</div>' if causes else ""
     problems = _remarks("problems", [r for r in found.remarks if r.severity == "problem" and r not in found.stops])
     hints = _remarks("hints", [r for r in found.remarks if r.severity == "hint"])
     return why + problems + (_table(consulting, has_accelerator) if _wanted(consulting) else "") + hints
+
+
+def heard(consulting: Consulting) -> str:
+    """The cause and the first change that fits, as plain text for a screen reader."""
+    found = _shown(consulting)
+    if found is None or consulting.outdated:
+        return ""
+    best = found.best if consulting.in_use == ITSELF and _wanted(consulting) else None
+    fits = text("doctor.heard", change=_title(best), peak=human(best.profile.peak.allocated_bytes)) if best is not None else ""
+    return " ".join([*_causes(found)[:1], *([fits] if fits else [])])
+
+
+def _shown(consulting: Consulting) -> Consultation | None:
+    """Of which consultation causes and remarks are shown: of a text whose job could not be estimated, what it says by itself."""
+    if consulting.advice is not None:
+        return consulting.advice
+    return consulting.pasted if consulting.pasted is not None and consulting.pasted.profile is None else None
+
+
+def _causes(found: Consultation) -> list[str]:
+    return [sentence(r.text) for r in found.remarks if r.severity == "cause"]
 
 
 def _wanted(consulting: Consulting) -> bool:
@@ -148,9 +170,8 @@ class _Rows:
         return f'<tbody class="ex-{key or "solving"}">{head}{"".join(self._fix(f, key) for f in fixes[:_MOST_ROWS])}{rest}</tbody>'
 
     def _fix(self, fix: Fix, key: str) -> str:
-        title = " + ".join(title_of(part) for part in fix.id.split("+"))
         cost = self._frees(fix) if key == "useless" else sentence(fix.cost)
-        return self._row(fix.id, title, change_words(fix.change), fix.profile, cost)
+        return self._row(fix.id, _title(fix), change_words(fix.change), fix.profile, cost)
 
     def _frees(self, fix: Fix) -> str:
         if fix.profile is None:
@@ -193,9 +214,9 @@ class _Rows:
         return apply + _button("probe", "doctor.probe", name, title, not self.can_probe, sentence(self.obstacle))
 
 
-def title_of(fix: str) -> str:
+def _title(fix: Fix) -> str:
     """A fix's id as the page says it."""
-    return ENGLISH.get(f"fix.{fix}") or fix.replace("-", " ").capitalize()
+    return " + ".join(ENGLISH.get(f"fix.{part}") or part.replace("-", " ").capitalize() for part in fix.id.split("+"))
 
 
 _ELSEWHERE = ("trainer", "pin_memory", "gradient_checkpointing_kwargs", "use_reentrant")

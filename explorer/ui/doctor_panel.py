@@ -14,7 +14,7 @@ from explorer.ui.state import ExplorerState
 from explorer.ui.texts import text
 from explorer.units import human
 
-_WORDS = ("title", "label", "placeholder", "out")
+_WORDS = ("title", "label", "placeholder", "out", "copy")
 
 
 class DoctorView(anywidget.AnyWidget):
@@ -24,7 +24,11 @@ class DoctorView(anywidget.AnyWidget):
     words = T.Dict().tag(sync=True)
     text = T.Unicode().tag(sync=True, echo_update=False)
     """What is pasted, up to 1 MiB; an echo of it would only burden the line."""
+    too_large = T.Int(0).tag(sync=True)
+    """Characters of a text that is not sent; 0 where it is."""
     said = T.Unicode().tag(sync=True)
+    heard = T.Unicode().tag(sync=True)
+    """The answer in two sentences, for who cannot see it arrive."""
     wrong = T.Bool(False).tag(sync=True)
     busy = T.Bool(False).tag(sync=True)
     reading = T.Unicode().tag(sync=True)
@@ -40,22 +44,27 @@ class DoctorPanel:
     def __init__(self, state: ExplorerState, has_accelerator: bool) -> None:
         self.consulting = Consulting(state)
         self._has_accelerator = has_accelerator
-        self.view = DoctorView(words={key: text(f"doctor.{key}") for key in _WORDS})
+        self.view = DoctorView(words={key: text(f"doctor.{key}") for key in _WORDS} | {"copied": text("share.copied")})
         self.view.on_msg(lambda _, message, __: self._act(message))
         consulting = self.consulting
         for name in ("text", "files_open"):
             self.view.observe(lambda change: setattr(consulting, change["name"], change["new"]), name)
+        self.view.observe(lambda _: self._refuse(), "too_large")
         consulting.observe(lambda change: setattr(self.view, "text", change["new"]), "text")
         consulting.observe(lambda _: self._show_reading(), ["busy", "problem", "pasted", "moves", "undone"])
         consulting.observe(lambda _: self._show_advice(), ["pasted", "advice", "outdated", "in_use"])
         consulting.observe(lambda _: self._show_files(), "files")
         state.observe(lambda _: self._show_advice(), ["probe_status", "probe_obstacle", "measured"])
 
+    def _refuse(self) -> None:
+        if self.view.too_large:
+            self.consulting.refuse(text("doctor.too_large", size=human(self.view.too_large)))
+        elif not self.view.text:
+            self.consulting.refuse("")
+
     def _act(self, message: dict[str, Any]) -> None:
         act, name = message.get("act"), str(message.get("name", ""))
-        if act == "too_large":
-            self.consulting.refuse(text("doctor.too_large", size=human(int(message.get("n_bytes", 0)))))
-        elif act in ("use", "undo"):
+        if act in ("use", "undo"):
             getattr(self.consulting, act)()
         elif act in ("apply", "probe"):
             getattr(self.consulting, act)(name)
@@ -70,6 +79,7 @@ class DoctorPanel:
     def _show_advice(self) -> None:
         with self.view.hold_sync():
             self.view.advice = doctor_html.advice(self.consulting, self._has_accelerator)
+            self.view.heard = doctor_html.heard(self.consulting)
             self.view.more = doctor_html.more(self.consulting)
 
     def _show_files(self) -> None:

@@ -259,6 +259,7 @@ ENGLISH: dict[str, str] = {
     "doctor.itself": "As it is",
     "doctor.partly": "Helps, but is not enough",
     "doctor.useless": "Does not help here",
+    "doctor.heard": "{change} makes it fit: {peak} at the peak.",
     "doctor.rest": "and {n} more, which cost more or help less",
     "doctor.saved": "frees {size}",
     "doctor.more": "takes {size} more",

@@ -83,5 +83,7 @@ def test_a_hostile_paste_leaves_the_page_alive(open_page, text, said):
     expect(page.locator(".ex-doctor .ex-said")).to_contain_text(said, timeout=WORK_MS)
     assert page.locator(".ex-doctor :is(script, img)").count() == 0 and page.title() != "taken"
     assert len(box(page).input_value()) == len(text.encode("utf-16-le", "surrogatepass")) // 2  # nothing of it is lost
+    box(page).fill("")
+    expect(page.locator(".ex-doctor .ex-said")).to_have_text("", timeout=WORK_MS)
     page.get_by_role("textbox", name="Micro-batch per GPU").fill("24")
     expect(page.locator(".ex-job pre")).to_contain_text('"micro_batch": 24')

@@ -135,6 +135,12 @@ def test_the_page_says_it(pasted):
     assert rows[:2] == ["", "gradient-checkpointing"] and "stage-3-offload" in rows
     assert rows.index("stage-3-offload") > shown[: shown.index("ex-useless")].count("data-fix")
     assert "zero_optimization.stage" in doctor_html.more(pasted)
+    assert "are activations" in doctor_html.heard(pasted) and "Gradient checkpointing makes it fit" in doctor_html.heard(pasted)
+    pasted.state.micro_batch = 16  # which fits: what was said of the larger job is of no use
+    pasted.wait()
+    assert doctor_html.advice(pasted, True) == doctor_html.heard(pasted) == ""
+    pasted.use()
+    pasted.wait()
 
 
 # --- without a paste
