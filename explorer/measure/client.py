@@ -20,7 +20,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from explorer.errors import BadInput, CouldNotRun, missing_extra
+from explorer.errors import CouldNotRun, missing_extra
+from explorer.measure.messages import raised
 
 IDLE_SECONDS = 600
 START_SECONDS = 120
@@ -44,7 +45,7 @@ def run_in_worker(function: str, argument: Mapping[str, Any], *, on_progress: Pr
                 if on_progress:
                     on_progress(message["progress"], time.monotonic() - started)
             elif "error" in message:
-                raise _raised(message["error"])
+                raise raised(message["error"])
             else:
                 return message["result"]
     raise CouldNotRun("the worker ended without an answer; try again")
@@ -69,12 +70,6 @@ def _messages(client: socket.socket, started: float, cancel: threading.Event | N
         *lines, pending = pending.split(b"\n")
         for line in lines:
             yield json.loads(line)
-
-
-def _raised(error: Mapping[str, str]) -> Exception:
-    if error["kind"] == "bad_input":
-        return BadInput(error["field"], error["text"])
-    return CouldNotRun(error["text"])
 
 
 # --- the server

@@ -17,8 +17,9 @@ class CudaMeter(Meter):
 
     device = "cuda"
 
-    def __init__(self) -> None:
+    def __init__(self, index: int = 0) -> None:
         super().__init__()
+        self.index = index
         self.peak = self.reserved = self.requested = 0
         self.before: dict[str, Any] = {}
         """PyTorch's snapshot when the history began."""
@@ -27,7 +28,8 @@ class CudaMeter(Meter):
     def total_bytes(self) -> int:
         import torch
 
-        return torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_device(self.index)  # the first touch of a GPU: of several, this one, so that none other gets a context
+        return torch.cuda.get_device_properties(self.index).total_memory
 
     def prepare(self, capacity: int | None, allocator: Mapping[str, Any]) -> None:
         import torch
@@ -40,22 +42,21 @@ class CudaMeter(Meter):
         if options:
             torch.cuda.memory._set_allocator_settings(",".join(options))
         if capacity is not None:
-            torch.cuda.set_per_process_memory_fraction(min(1.0, capacity / self.total_bytes()), 0)
+            torch.cuda.set_per_process_memory_fraction(min(1.0, capacity / self.total_bytes()), self.index)
 
     def set_up_arch(self) -> None:
         import torch
 
-        major, minor = torch.cuda.get_device_capability(0)
+        major, minor = torch.cuda.get_device_capability(self.index)
         os.environ["TORCH_CUDA_ARCH_LIST"] = f"{major}.{minor}"
 
     def build_device(self) -> str:
-        return "cuda:0"
+        return f"cuda:{self.index}"
 
     def start(self) -> None:
         """Record every block from here on, and keep peaks through DeepSpeed's own resets (runtime/utils.py, `empty_cache`)."""
         import torch
 
-        torch.cuda.set_device(0)
         torch.zeros(1, device="cuda")
         self.before = torch.cuda.memory._snapshot()
         torch.cuda.memory._record_memory_history(enabled="all", context=None, max_entries=20_000_000)
@@ -73,7 +74,7 @@ class CudaMeter(Meter):
     def stop(self) -> None:
         import torch
 
-        self.trace = torch.cuda.memory._snapshot()["device_traces"][0]
+        self.trace = torch.cuda.memory._snapshot()["device_traces"][self.index]
         torch.cuda.memory._record_memory_history(enabled=None)
 
     def events(self) -> list[Event]:
@@ -127,4 +128,4 @@ class CudaMeter(Meter):
     def environment(self) -> dict[str, str | None]:
         import torch
 
-        return {"gpu": torch.cuda.get_device_name(0), "cuda": torch.version.cuda, "cudnn": str(torch.backends.cudnn.version())}
+        return {"gpu": torch.cuda.get_device_name(self.index), "cuda": torch.version.cuda, "cudnn": str(torch.backends.cudnn.version())}

@@ -7,8 +7,8 @@ from explorer.measure.meter_cpu import CpuMeter
 from explorer.measure.meter_cuda import CudaMeter
 
 
-def meter() -> Meter:
-    """The meter for the accelerator that DeepSpeed was loaded for."""
+def meter(device: int = 0) -> Meter:
+    """The meter for the accelerator that DeepSpeed was loaded for; `device`: the number of its GPU among those this process sees."""
     from deepspeed.accelerator import get_accelerator
 
-    return CudaMeter() if get_accelerator()._name == "cuda" else CpuMeter()
+    return CudaMeter(device) if get_accelerator()._name == "cuda" else CpuMeter()

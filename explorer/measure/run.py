@@ -18,10 +18,11 @@ from typing import Any
 from explorer.catalog import Model, find_card, find_model
 from explorer.dsconfig import Settings, resolve
 from explorer.errors import CouldNotRun
-from explorer.measure import kernels, nvme, world
+from explorer.measure import kernels, nvme
 from explorer.measure.limits import about_parameters
 from explorer.measure.meters import meter
 from explorer.measure.owners import coordinator
+from explorer.measure.world import StandIn, World
 from explorer.profile import Profile
 from explorer.setup import Setup
 
@@ -45,11 +46,12 @@ class StepReading:
 class Run:
     """The life of one probe. `profile()` does it all."""
 
-    def __init__(self, setup: Setup, emit: Emit) -> None:
+    def __init__(self, setup: Setup, emit: Emit, world: World | None = None) -> None:
         self.setup, self.emit = setup, emit
         self.settings: Settings = resolve(setup)
+        self.world = world or StandIn(self.settings.rank, self.settings.world_size)
         self.model: Model = find_model(setup.model)
-        self.meter = meter()
+        self.meter = meter(self.world.device)
         self.device = self.meter.device
         self.notes: list[str] = list(self.settings.notes)
         self.engine: Any = None
@@ -118,7 +120,7 @@ class Run:
 
     def _environment(self) -> None:
         """Rank and world of the job, and a process group."""
-        note = world.join(self.settings.rank, self.settings.world_size, self.device)
+        note = self.world.join(self.device)
         if note is not None:
             self.notes.append(note)
         self.meter.set_up_arch()
@@ -231,8 +233,8 @@ class Run:
         return [s for s in self.steps if s.applied]
 
     def done(self) -> bool:
-        """Whether one step was applied and a later one repeated the step before it, or trying more leads nowhere."""
-        return len(self.steps) >= MOST_STEPS or self._repeated() or self._lost()
+        """Whether, on every rank, one step was applied and a later one repeated the step before it, or trying more leads nowhere."""
+        return self.world.agree(len(self.steps), len(self.steps) >= MOST_STEPS or self._repeated() or self._lost())
 
     def _lost(self) -> bool:
         """Whether DeepSpeed skips one step after the other since the loss is no number: unlike an overflow in fp16, that stays so."""

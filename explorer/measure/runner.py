@@ -17,13 +17,13 @@ from explorer.setup import Setup
 __all__ = ["accelerator", "probe", "run_in_worker", "why_not"]
 
 
-def probe(setup: Setup | Mapping[str, Any], *, on_progress: Progress | None = None, cancel: threading.Event | None = None, timeout_s: float = 900, save: bool = True) -> Profile:
-    """One real training step of `setup`, measured. Running out of GPU memory is a result; not being able to run raises CouldNotRun."""
+def probe(setup: Setup | Mapping[str, Any], *, on_progress: Progress | None = None, cancel: threading.Event | None = None, timeout_s: float = 900, save: bool = True, every_rank: bool = False) -> Profile:
+    """One real training step of `setup`, measured: by all its ranks where there is a GPU for each, or `every_rank` asks for it on the CPU accelerator. Running out of GPU memory is a result; not being able to run raises CouldNotRun."""
     job = setup if isinstance(setup, Setup) else Setup.from_job(setup)
     reason = why_not(job)
     if reason:
         raise CouldNotRun(reason)
-    argument = {"job": job.to_job(), "locks": str(lock_folder())}
+    argument = {"job": job.to_job(), "locks": str(lock_folder()), "every_rank": every_rank}
     profile = Profile.from_json(run_in_worker("explorer.measure.step:run_job", argument, on_progress=on_progress, cancel=cancel, timeout_s=timeout_s))
     return _kept(job, profile) if save else profile
 

@@ -31,8 +31,8 @@ _REFUSALS = ("ValueError", "TypeError", "KeyError", "AttributeError", "Assertion
 class TrainerRun(Run):
     """A probe whose step is the Trainer's."""
 
-    def __init__(self, setup: Any, emit: Any) -> None:
-        super().__init__(setup, emit)
+    def __init__(self, setup: Any, emit: Any, world: Any = None) -> None:
+        super().__init__(setup, emit, world)
         self.trainer: Any = None
         self.reading: StepReading | None = None
         self.micro = 0

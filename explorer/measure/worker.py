@@ -10,7 +10,6 @@ away, the child's whole process group is killed at once.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib
 import json
 import os
@@ -21,19 +20,18 @@ import socket
 import sys
 import tempfile
 import time
-import traceback
 from pathlib import Path
 from typing import Any
 
 from explorer.measure.client import code_version
+from explorer.measure.messages import described
+from explorer.measure.processes import die_with_parent
 
 FUNCTIONS = ("explorer.measure.step:run_job", "explorer.estimator.recorder:record", "explorer.workload:hub_config")
 """What a client may have run: nothing else."""
 
 _LOG, _LOG_TAIL = "log", 1500
 _CODE_CHECK_SECONDS = 5.0
-_DIE_WITH_PARENT = 1
-"""Linux's PR_SET_PDEATHSIG."""
 _KILLED = "was killed by the operating system (signal 9), most likely because the machine ran out of host memory"
 
 
@@ -190,8 +188,7 @@ def _line(message: dict[str, Any]) -> bytes:
 def _child(client: socket.socket, request: dict[str, Any], folder: Path) -> None:
     """Run one task and leave without running anything the server set up."""
     os.setsid()
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    die_with_parent()
     log = os.open(folder / _LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -207,24 +204,11 @@ def _child(client: socket.socket, request: dict[str, Any], folder: Path) -> None
         module, _, name = request["function"].partition(":")
         answer = {"result": getattr(importlib.import_module(module), name)(request["argument"], emit)}
     except BaseException as error:  # whatever it was, the client hears of it
-        answer = {"error": _describe(error)}
+        answer = {"error": described(error)}
     emit(answer)
     client.close()
     sys.stdout.flush()
     os._exit(0)
-
-
-def _describe(error: BaseException) -> dict[str, str]:
-    from explorer.errors import BadInput, CouldNotRun
-
-    if isinstance(error, BadInput):
-        return {"kind": "bad_input", "field": error.field, "text": str(error).removeprefix(f"{error.field}: ")}
-    if isinstance(error, CouldNotRun):
-        return {"kind": "could_not_run", "field": "", "text": str(error)}
-    traceback.print_exc()
-    where = traceback.extract_tb(error.__traceback__)[-1]
-    first = (str(error).strip().splitlines() or [""])[0][:400]
-    return {"kind": "crash", "field": "", "text": f"{type(error).__name__}: {first} ({Path(where.filename).name}:{where.lineno})"}
 
 
 def main() -> None:
