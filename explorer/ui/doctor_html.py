@@ -10,7 +10,7 @@ from explorer.errors import shown
 from explorer.profile import Profile
 from explorer.ui import fields
 from explorer.ui.consulting import ITSELF, Consulting, File, Move, says_something
-from explorer.ui.texts import ENGLISH, sentence, text
+from explorer.ui.texts import ENGLISH, sentence, starts_with_verb, text
 from explorer.units import human, pytorch_size
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def advice(consulting: Consulting, has_accelerator: bool) -> str:
     why = f'<h3>{escape(text("doctor.cause"))}</h3><div class="ex-cause">{causes}</div>' if causes else ""
     problems = _remarks("problems", [r for r in found.remarks if r.severity == "problem" and r not in found.stops])
     hints = _remarks("hints", [r for r in found.remarks if r.severity == "hint"])
-    return why + problems + (_table(consulting, has_accelerator) if _wanted(consulting) else "") + hints
+    return why + (_table(consulting, has_accelerator) if _wanted(consulting) else "") + problems + hints
 
 
 def heard(consulting: Consulting) -> str:
@@ -276,7 +276,14 @@ def _remarks(key: str, remarks: Iterable[Remark]) -> str:
 
 
 def _items(remarks: Iterable[Remark]) -> str:
-    return "".join(f"<li>{escape(sentence(r.text))}</li>" for r in remarks)
+    return "".join(f"<li>{escape(_spoken(r))}</li>" for r in remarks)
+
+
+def _spoken(remark: Remark) -> str:
+    """A remark as a sentence; a colon after the key that it starts with, where that is not its subject."""
+    rest = remark.text.removeprefix(f"{remark.key} ")
+    joined = remark.text == rest or starts_with_verb(rest)
+    return sentence(remark.text if joined else f"{remark.key}: {rest}")
 
 
 def _button(act: str, key: str, name: str = "", of: str = "", off: bool = False, why: str = "") -> str:

@@ -330,8 +330,12 @@ _VERBS = {"is", "are", "has", "have", "holds", "must", "cannot", "needs", "names
 
 def complaint(subject: str, said: str) -> str:
     """What is wrong as a whole sentence: with its subject where it needs one."""
-    needs = said.split(" ", 1)[0] in _VERBS
-    return sentence(f"{subject} {said}" if needs and subject else said)
+    return sentence(f"{subject} {said}" if starts_with_verb(said) and subject else said)
+
+
+def starts_with_verb(said: str) -> bool:
+    """Whether a clause lacks its subject."""
+    return said.split(" ", 1)[0] in _VERBS
 
 
 def sentence(clause: str) -> str:

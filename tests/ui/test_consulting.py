@@ -217,6 +217,13 @@ def test_every_fix_has_words_of_its_own(root):
     assert not [name for name in names if f"fix.{name}" not in ENGLISH]
 
 
+def test_a_remark_with_a_key_reads_as_a_sentence():
+    consulting = opened(Setup.from_job(TOO_LARGE))
+    paste(consulting, "python train.py --per_device_train_batch_size 4 --deepspeed ds.json")
+    shown = doctor_html.advice(consulting, True)
+    assert "Deepspeed names the file ds.json" in shown and "Launcher: the script is started with plain python" in shown
+
+
 def test_a_change_is_said_in_keys():
     assert doctor_html.change_words({"deepspeed": {"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu", "pin_memory": True}}}}) == "stage 3 · offload_param cpu"
     assert doctor_html.change_words({"gradient_checkpointing": {"use_reentrant": False}, "trainer": {"gradient_checkpointing": True}}) == "gradient_checkpointing true"
