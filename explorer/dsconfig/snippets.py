@@ -29,15 +29,20 @@ def read_calls(text: str) -> Iterator[Part]:
         closing = _closing(text, match.end())
         if closing is None:
             continue
-        part = Part(form="Python", start=match.start(), end=closing)
-        _read_call(part, match[1], text[match.end() : closing])
-        end = closing
+        inside = text[match.end() : closing]
+        if match[1] == "dict" and not any(f"{key}=" in inside for key in _OF_A_CONFIG):
+            continue
+        part, end = Part(form="Python", start=match.start(), end=closing), closing
+        if match[1] != "dict":
+            _read_call(part, match[1], inside)
+        elif not _read_config(part, inside):
+            continue
         yield part
 
 
 def _wanted(name: str) -> bool:
     last = name.rpartition(".")[2]
-    return bool(_ARGUMENTS.search(last)) or last in ("from_pretrained", "from_config", "gradient_checkpointing_enable", "LoraConfig")
+    return bool(_ARGUMENTS.search(last)) or last in ("from_pretrained", "from_config", "gradient_checkpointing_enable", "LoraConfig") or name == "dict"
 
 
 _TOKEN = re.compile(r"\"\"\"|'''|\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*'|#[^\n]*|[()\[\]{}]")
@@ -54,6 +59,18 @@ def _closing(text: str, start: int) -> int | None:
         if depth == 0:
             return at
     return stop if depth else at
+
+
+_OF_A_CONFIG = {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu"}
+
+
+def _read_config(part: Part, inside: str) -> bool:
+    """Whether a `dict(zero_optimization=dict(stage=2), …)` is a DeepSpeed config."""
+    call = _parsed(inside)
+    if call is None or not _OF_A_CONFIG & {keyword.arg for keyword in call.keywords}:
+        return False
+    part.form, part.deepspeed = "DeepSpeed config", dict(_keywords(call, part))
+    return True
 
 
 def _read_call(part: Part, name: str, inside: str) -> None:
@@ -151,6 +168,8 @@ def _literal(node: ast.AST, depth: int = 0) -> Any:
             return [_literal(part, depth + 1) for part in parts]
         case ast.Dict(keys=keys, values=values):
             return {_key(key, depth): _literal(value, depth + 1) for key, value in zip(keys, values, strict=True)}
+        case ast.Call(func=ast.Name(id="dict"), args=[], keywords=keywords) if all(keyword.arg for keyword in keywords):
+            return {keyword.arg: _literal(keyword.value, depth + 1) for keyword in keywords}
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return -_number(operand, depth)
         case ast.BinOp(left=left, op=ast.Mult() | ast.Div() | ast.Add() | ast.Sub() | ast.FloorDiv() as op, right=right):

@@ -352,3 +352,20 @@ def test_a_model_made_before_the_arguments_is_not_made_under_zero_init(text, zer
 @pytest.mark.parametrize(("command", "told"), [("$ python train.py", 1), ("$ python train.py --bf16 --deepspeed ds.json", 1), ("$ deepspeed train.py --bf16", 0), ("", 0)])
 def test_plain_python_is_told_once(command, told):
     assert sum(f.id == "launched-with-python" for f in read(_ARGUMENTS.format(2) + command).coercions) == told
+
+
+@pytest.mark.parametrize("text", [
+    "ds_config = dict(zero_optimization=dict(stage=2, reduce_bucket_size=int(5e8)), bf16=dict(enabled=True), train_micro_batch_size_per_gpu=4)\nengine, *_ = deepspeed.initialize(config=ds_config)",
+    "args = TrainingArguments('o', per_device_train_batch_size=4, bf16=True, deepspeed=dict(zero_optimization=dict(stage=2, reduce_bucket_size=int(5e8)), bf16=dict(enabled=True)))",
+])
+def test_a_config_made_with_dict(text):
+    pasted = read(text)
+    assert pasted.changes["deepspeed"]["zero_optimization"] == {"stage": 2, "reduce_bucket_size": 500_000_000}
+    assert pasted.changes["deepspeed"]["bf16"] == {"enabled": True} and pasted.changes["micro_batch"] == 4
+    assert not pasted.unread
+
+
+def test_a_dict_of_something_else_is_none():
+    assert read("optimizer = dict(lr=1e-4, betas=(0.9, 0.95))").forms == ()
+    told = read("ds = dict(zero_optimization=dict(stage=STAGE), train_batch_size=8)")
+    assert told.changes["deepspeed"] == {"train_batch_size": 8} and told.unread[0].key == "zero_optimization" and "dict(stage=STAGE)" in told.unread[0].text
