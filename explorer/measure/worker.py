@@ -35,17 +35,26 @@ _CODE_CHECK_SECONDS = 5.0
 _KILLED = "was killed by the operating system (signal 9), most likely because the machine ran out of host memory"
 
 
-def preload() -> None:
-    """Everything a child needs, without touching CUDA: torch asks NVML, not the driver, whether there is a GPU."""
-    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    for name in ("torch", "transformers", "transformers.trainer", "deepspeed", "psutil", "explorer.workload", "explorer.dsconfig.auto", "explorer.measure.step", "explorer.measure.trainer", "explorer.measure.meter_cuda", "explorer.measure.meter_cpu", "explorer.measure.summary", "explorer.estimator.recorder", "explorer.estimator.trace"):
-        importlib.import_module(name)
-    from transformers import AutoConfig, AutoModelForCausalLM  # noqa: F401 (loads the lazy modules once)
+PRELOADED = (
+    "torch", "transformers", "transformers.trainer", "deepspeed", "psutil", "explorer.workload", "explorer.dsconfig.auto", "explorer.measure.step", "explorer.measure.meter_cuda",
+    "explorer.measure.meter_cpu", "explorer.measure.summary", "explorer.estimator.recorder", "explorer.estimator.trace",
+    "transformers.models.auto.modeling_auto",
+    "deepspeed.runtime.zero.muon.muon_optimizer",
+)
+"""In this order. The last is what deepspeed.initialize imports late, TorchDynamo with it (two seconds or more); older releases have it not."""
 
+
+def preload() -> None:
+    """Everything a child needs, without touching CUDA: torch asks NVML, not the driver, whether there is a GPU. Raises RuntimeError where something did touch it."""
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    for name in PRELOADED[:-1]:
+        importlib.import_module(name)
     _remember_cpu()
-    with contextlib.suppress(ImportError):  # what deepspeed.initialize imports late, TorchDynamo with it: two seconds or more
-        importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
+    with contextlib.suppress(ImportError):
+        importlib.import_module(PRELOADED[-1])
+    if importlib.import_module("torch").cuda.is_initialized():
+        raise RuntimeError("an import initialized CUDA, which a forked child cannot use then")
 
 
 def _remember_cpu() -> None:
