@@ -218,7 +218,7 @@ ENGLISH: dict[str, str] = {
     # doctor
     "doctor.title": "Out of memory?",
     "doctor.label": "Paste what you have: DeepSpeed JSON or YAML, TrainingArguments, launch command, the error message",
-    "doctor.placeholder": "{ \"zero_optimization\": { … } }     TrainingArguments( … )     torch.OutOfMemoryError: CUDA out of memory. Tried to allocate …",
+    "doctor.placeholder": "{ \"zero_optimization\": … }   CUDA out of memory …",
     "doctor.too_large": "{size} were pasted; at most 1 MiB is read. Paste the configuration and the error only.",
     "doctor.reading": "Reading …",
     "doctor.nothing": "Nothing of a configuration or an error was found in it. The controls stay as they are.",
