@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from explorer.dsconfig.findings import Finding
@@ -101,9 +101,22 @@ def disagreements(config: Mapping[str, Any], setup: Setup) -> list[Finding]:
         if value is not None and value != asked:
             theirs = f"- ds {key}={value} vs hf {name.replace(' and ', '+')}={asked}"
             found.append(Finding(id="trainer-disagrees", key=key, text=f"is {shown(value)} but trainer.{name} is {shown(asked)}, which the Trainer refuses (\"{theirs[:200]}\"); make them agree, or set the former to \"auto\""))
+    found += _not_filled(setup.deepspeed, trainer)
     if "zero_optimization" not in setup.deepspeed:
         found.append(Finding(id="trainer-wants-zero", key="zero_optimization", text="is missing, which accelerate refuses; add {\"stage\": 0}, which is answered here"))
     return found
+
+
+def _not_filled(given: Mapping[str, Any], trainer: Mapping[str, Any]) -> Iterator[Finding]:
+    """Keys that the JSON leaves out: only an "auto" is filled from the arguments (accelerate/utils/dataclasses.py, `DeepSpeedPlugin.fill_match`)."""
+    steps, clipping, written = trainer.get("gradient_accumulation_steps"), trainer.get("max_grad_norm", 1.0), given.get("gradient_accumulation_steps", 1)
+    if "gradient_accumulation_steps" not in given and steps not in (None, 1):
+        total = ", and refuses train_batch_size for it" if "train_batch_size" in given else ""
+        yield Finding(id="trainer-not-filled", key="gradient_accumulation_steps", text=f"is missing, which accelerate takes for 1 whatever trainer.gradient_accumulation_steps says ({steps}): DeepSpeed then steps after every micro-batch{total}; set it to \"auto\", which is answered here")
+    if trainer and steps is None and written not in (None, "auto", 1):
+        yield Finding(id="trainer-disagrees", key="gradient_accumulation_steps", text=f"is {shown(written)} but trainer.gradient_accumulation_steps is left at 1, which the Trainer refuses; make them agree, or set the former to \"auto\"")
+    if "gradient_clipping" not in given and clipping != 1.0:
+        yield Finding(id="trainer-not-filled", key="gradient_clipping", text=f"is missing, and DeepSpeed then clips at its own default, not at trainer.max_grad_norm, {shown(clipping)}; set it to \"auto\"")
 
 
 def _scheduled(section: Any, trainer: Mapping[str, Any]) -> dict[str, Any]:

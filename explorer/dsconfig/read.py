@@ -173,6 +173,8 @@ def _together(parts: list[Part]) -> Pasted:
     elif any(p.deepspeed is not None and p.form == "DeepSpeed config" for p in parts) and _has_auto(changes["deepspeed"]):
         changes["trainer"] = {}
         told.append(Finding(id="trainer-assumed", key="trainer", text="\"auto\" is the Hugging Face Trainer's to fill: its defaults are taken, since no TrainingArguments were pasted"))
+    if given and changes.get("trainer") and not changes["deepspeed"].keys() & {"train_batch_size", "train_micro_batch_size_per_gpu"}:
+        told.append(Finding(id="batch-missing", key="train_micro_batch_size_per_gpu", text="is missing, as is train_batch_size, and DeepSpeed stops without either, for nothing but an \"auto\" is filled from the arguments; add \"train_micro_batch_size_per_gpu\": \"auto\", which is answered here"))
     _find_batch(changes, any(p.form == "TrainingArguments" for p in parts), told)
     _from_arguments(changes)
     launcher = next((p.launcher for p in reversed(parts) if p.launcher), None)

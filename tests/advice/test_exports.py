@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from explorer.dsconfig import resolve
+from explorer.dsconfig.read import read
 from explorer.dsconfig.write import write
 from explorer.setup import Setup
 from tests.measure.jobs import LLAMA
@@ -74,6 +75,25 @@ REPLACED = {name: replaced for name in SETUPS if (replaced := [*(["fp16"] if "fp
 """What the CPU accelerator does not have: fp16, which is then bf16, and a disk's asynchronous reads, which is then host memory. Nothing else is replaced."""
 
 
+_ZERO = {"zero_optimization": {"stage": 2, "reduce_bucket_size": 100_000}, "bf16": {"enabled": "auto"}}
+_MICRO = {**_ZERO, "train_micro_batch_size_per_gpu": "auto"}
+AS_PASTED = {
+    # the config, the arguments besides bf16, what is told, what happens
+    "no batch": (_ZERO, {}, "batch-missing", "Either train_batch_size or train_micro_batch_size_per_gpu needs to be provided"),
+    "accumulation left out": (_MICRO, {"gradient_accumulation_steps": 2}, "trainer-not-filled", {"accumulation": 1}),
+    "accumulation left out of a total": ({**_MICRO, "train_batch_size": "auto"}, {"gradient_accumulation_steps": 2}, "trainer-not-filled", "train_batch_size is not equal to micro_batch_per_gpu * gradient_acc_step"),
+    "accumulation in the config alone": ({**_MICRO, "gradient_accumulation_steps": 2}, {}, "trainer-disagrees", "ds gradient_accumulation_steps=2 vs hf gradient_accumulation_steps=1"),
+    "clipping left out": (_MICRO, {"max_grad_norm": 0.25}, "trainer-not-filled", {"clipping": 1.0}),
+    "a rate that differs": ({**_MICRO, "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}}, {}, "trainer-disagrees", "ds optimizer.params.lr=0.0001 vs hf learning_rate=5e-05"),
+}
+"""Configs that are not exported but run as people paste them beside their arguments."""
+
+
+def arguments_of(more: dict[str, Any]) -> str:
+    given = {"output_dir": "out", "per_device_train_batch_size": 2, "bf16": True, "deepspeed": "ds_config.json", **more}
+    return f"training_args = TrainingArguments({', '.join(f'{name}={value!r}' for name, value in given.items())})\n"
+
+
 @pytest.fixture(scope="module")
 def started(root) -> dict[str, dict[str, Any]]:
     """What came of each, all in one process."""
@@ -83,10 +103,12 @@ def started(root) -> dict[str, dict[str, Any]]:
     for name, setup in SETUPS.items():
         out = write(setup)
         lines.append(json.dumps({"way": name.partition(",")[0], "config": dict(out.config), "config_text": out.config_text, "arguments_text": out.arguments_text, "model": LLAMA}))
+    for config, more, *_ in AS_PASTED.values():
+        lines.append(json.dumps({"way": "trainer", "config_text": json.dumps(config), "arguments_text": arguments_of(more), "model": LLAMA}))
     done = subprocess.run([sys.executable, "-m", "tests.advice.export_starts"], input="\n".join(lines) + "\n", cwd=root, capture_output=True, text=True, check=False, timeout=300)
     answers = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(answers) == len(SETUPS), done.stderr[-3000:]
-    return dict(zip(SETUPS, answers, strict=True))
+    assert len(answers) == len(SETUPS) + len(AS_PASTED), done.stderr[-3000:]
+    return dict(zip([*SETUPS, *AS_PASTED], answers, strict=True))
 
 
 def test_there_are_thirty():
@@ -109,3 +131,14 @@ def test_an_export_starts_and_is_the_job_that_was_exported(started, name):
 ])
 def test_its_optimizer_is_the_one_that_was_meant(started, name, optimizer):
     assert started[name]["optimizer"] == optimizer
+
+
+@pytest.mark.parametrize("name", AS_PASTED)
+def test_what_is_told_of_a_paste_is_what_happens(started, name):
+    config, more, told, happens = AS_PASTED[name]
+    pasted = read(f"{json.dumps(config)}\n{arguments_of(more)}")
+    assert told in {f.id for f in (*pasted.coercions, *resolve(pasted.onto(SETUPS["plain, stage 2"])).findings)}
+    if isinstance(happens, str):
+        assert happens in started[name]["error"]
+    else:
+        assert happens.items() <= started[name].items()
