@@ -186,7 +186,7 @@ def card_spec(data: Any, *, legend: bool = False) -> alt.LayerChart:
     )
     capacity = base.transform_filter("datum.kind == 'capacity'")
     line = capacity.mark_rule(strokeWidth=2, strokeDash=[6, 3]).encode(x="end:Q", description="label:N").properties(name="limit")
-    left = "datum.end / domain('x')[1] * width < 240"  # too near the left edge to write before the line
+    left = "datum.end / domain('x')[1] * width < min(240, width / 2)"  # too near the left edge to write before the line
     side, away = alt.ExprRef(f"{left} ? 'left' : 'right'"), alt.ExprRef(f"{left} ? 6 : -6")
     label = capacity.mark_text(align=side, dx=away, y=-8, fontSize=12, fontWeight=600).encode(x="end:Q", text="label:N").properties(name="limitlabel")
     return _dressed(alt.layer(bars, names, line, label).properties(width="container", height=alt.Step(60)))
