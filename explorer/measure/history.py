@@ -1,6 +1,6 @@
-"""Every allocation and free of a run, in order, and what each block was. No torch: it reads what step.py collected.
+"""Every allocation and free of a run, in order, and what each block was. No torch: it reads what run.py collected.
 
-Marks are tiny allocations of sizes nothing else has, made by step.py at each moment that matters; found again in the
+Marks are tiny allocations of sizes nothing else has, made by meter.py at each moment that matters; found again in the
 history, they place that moment exactly, whatever the clocks say.
 """
 

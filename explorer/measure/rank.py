@@ -24,13 +24,14 @@ def main() -> None:
     die_with_parent()
     folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
     argument = json.loads((folder / JOB).read_text())
+    asked = Setup.from_job(argument["job"])
 
     def emit(message: dict[str, Any]) -> None:
-        if rank == argument["job"]["rank"]:
+        if rank == asked.rank:
             os.write(1, f"\n{PROGRESS}{json.dumps(message)}\n".encode())  # whole, whatever the other ranks write
 
     try:
-        run = make_run(Setup.from_job({**argument["job"], "rank": rank}), emit, Launched(rank, argument["job"]["world_size"], int(os.environ["LOCAL_RANK"])))
+        run = make_run(asked.replace(rank=rank), emit, Launched(rank, asked.world_size, int(os.environ["LOCAL_RANK"])))
         run.meter.alone = bool(argument.get("locks"))
         answer = {"result": run.profile().to_record()}
     except BaseException as error:  # whatever it was, whoever asked hears of it
