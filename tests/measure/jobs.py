@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from explorer.estimator import estimate as estimator
-from explorer.estimator import replay
+from explorer.estimator import replay, work
 from explorer.profile import Profile
 from explorer.setup import Setup
 
@@ -33,6 +33,6 @@ def job(model: dict[str, Any], stage: int, *, world_size: int = 1, offload: bool
 def estimated(setup: Setup) -> Profile:
     """The estimate without what a CPU has not: the workspaces of cuBLAS and cuBLASLt."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(estimator, "DEFAULT_WORKSPACE", 512)
+        patch.setattr(work, "DEFAULT_WORKSPACE", 512)
         patch.setattr(replay, "CUBLASLT_BYTES", 512)
         return estimator.estimate(setup, largest=False)
