@@ -16,6 +16,7 @@ from explorer.errors import CouldNotRun
 from explorer.measure import limits
 from explorer.measure.run import Run, StepReading
 from explorer.measure.runner import probe
+from explorer.measure.world import StandIn
 from explorer.setup import Setup
 from explorer.units import GiB
 from tests.measure.jobs import LLAMA, job
@@ -53,7 +54,7 @@ def test_a_loss_that_is_nan_is_a_note():
 def run_of(*steps: StepReading) -> Run:
     """A run whose steps were these."""
     run = Run.__new__(Run)
-    run.steps, run.odd_losses = list(steps), {}
+    run.world, run.steps, run.odd_losses = StandIn(0, 1), list(steps), {}
     return run
 
 
@@ -80,6 +81,19 @@ def test_steps_that_stay_skipped_are_not_tried_for_ever():
     assert not run.done()
     run.odd_losses = dict.fromkeys((2, 3, 4), float("nan"))
     assert run.done()
+
+
+def test_ranks_stop_together():
+    """One that stopped alone would leave the others in a collective."""
+
+    class Slower(StandIn):
+        def agree(self, number, done):
+            return False
+
+    run = run_of(step(1), step(2), step(2))
+    assert run.done()
+    run.world = Slower(0, 2)
+    assert not run.done()
 
 
 @extra
