@@ -519,9 +519,9 @@ def test_a_key_that_belongs_deeper_is_told_where():
 def test_many_unknown_keys_are_told_in_a_few_words():
     import time
 
-    before = time.monotonic()
+    before = time.thread_time()
     s = settings({f"key{i}\x1b[31m": i for i in range(30_000)})
-    assert time.monotonic() - before < 1
+    assert time.thread_time() - before < 5, "a spelling search for each would take minutes"
     assert len(s.findings) == 21 and "29980 more keys" in s.findings[-1].text
     assert all(note.isprintable() and len(note) < 300 for note in s.notes)
 
