@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from os import PathLike, fsdecode
 from os.path import isdir
 from pathlib import Path
@@ -82,6 +82,16 @@ def plain(value: Any, field: str) -> Any:
     if len(json.dumps(copied, ensure_ascii=False)) > LARGEST_BYTES:
         raise BadInput(field, _TOO_LARGE)
     return copied
+
+
+def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
+    """(keys down to it, the first's value, the second's) wherever two objects part, the first one's order before the second's; None for what is not there."""
+    for key in [*first, *(k for k in second if k not in first)]:
+        one, other = first.get(key), second.get(key)
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            yield from (((key, *rest), a, b) for rest, a, b in differences(one, other))
+        elif one != other:
+            yield (key,), one, other
 
 
 def scalar(value: Any) -> Any:

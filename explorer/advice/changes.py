@@ -7,6 +7,7 @@ from typing import Any
 
 from explorer.dsconfig import resolve
 from explorer.estimator.work import with_micro_batch
+from explorer.jsonfile import differences
 from explorer.setup import Setup
 
 _ZERO = "zero_optimization"
@@ -135,17 +136,10 @@ def more_gpus(setup: Setup, factor: int) -> Setup:
 
 def difference(before: Setup, after: Setup) -> dict[str, Any]:
     """The keys of the job file that changed, with their new values; null for one that is gone."""
-    old, new = before.to_job(), after.to_job()
-    return _changed(old, new)
-
-
-def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for key in [*new, *(k for k in old if k not in new)]:
-        a, b = old.get(key), new.get(key)
-        if isinstance(a, Mapping) and isinstance(b, Mapping):
-            if inner := _changed(a, b):
-                found[key] = inner
-        elif a != b:
-            found[key] = b
+    for (*above, last), value, _ in differences(after.to_job(), before.to_job()):
+        section = found
+        for key in above:
+            section = section.setdefault(key, {})
+        section[last] = value
     return found

@@ -54,7 +54,7 @@ class Allocator:
     """The allocator's state, under one limit or under several that have made no difference so far. Addresses are made up: only their order within and among segments matters."""
 
     def __init__(self, options: Options, limits: Sequence[int] = (UNLIMITED,)) -> None:
-        self.limits = limits
+        self.options, self.limits = options, limits
         """Of what may be reserved, in ascending order."""
         self.expandable = options.expandable_segments
         self.most = options.max_split_bytes if options.max_split_bytes is not None and not self.expandable else 1 << 62
@@ -221,8 +221,8 @@ class Allocator:
 
     def copy(self, live: Mapping[int, _Block], limits: Sequence[int]) -> tuple[Allocator, dict[int, _Block]]:
         """The same state under other limits, and the copies of the blocks in use."""
-        other = Allocator(Options(self.expandable), limits)
-        other.most, other.reserved, other.next_address = self.most, self.reserved, self.next_address
+        other = Allocator(self.options, limits)
+        other.reserved, other.next_address = self.reserved, self.next_address
         blocks = [*live.values(), *(entry[2] for pool in self.pools.values() for entry in pool)]
         copies = {id(block): block.copy() for block in blocks}
         copies[id(None)] = None

@@ -35,18 +35,18 @@ def largest_fitting(setup: Setup, change: Callable[[Setup, int], Setup], least: 
     if capacity is None:
         return None
 
-    def work(n: int) -> Work:
+    @cache
+    def replayed(n: int) -> tuple[int, bool]:
         if stop is not None and stop.is_set():
             raise CouldNotRun("the search for the largest that fits was stopped")
-        return Work(change(setup, n), on_progress)
+        work = Work(change(setup, n), on_progress)
+        return int(work.unlimited.allocated.max()), work.judged[0].answer == "fits"
 
-    @cache
     def allocated(n: int) -> int:
-        return int(work(n).unlimited.allocated.max())
+        return replayed(n)[0]
 
-    @cache
     def fits(n: int) -> bool:
-        return work(n).judged[0].answer == "fits"
+        return replayed(n)[1]
 
     top = min(least + 1, most)  # one sample may need a tape of its own, so it is asked about only where two are too many
     while allocated(top) <= capacity.bytes:

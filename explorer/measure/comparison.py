@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from explorer.jsonfile import differences
 from explorer.measure.recordfile import Record
 from explorer.profile import Difference, difference
 
@@ -53,16 +54,10 @@ def compare(first: Record, second: Record) -> Comparison:
         first=first,
         second=second,
         memory=difference(second.profile, first.profile),
-        setups=tuple(_changes(first.setup.to_job(), second.setup.to_job())),
-        environments=tuple(_changes(first.profile.environment, second.profile.environment)),
+        setups=_changes(first.setup.to_job(), second.setup.to_job()),
+        environments=_changes(first.profile.environment, second.profile.environment),
     )
 
 
-def _changes(first: Mapping[str, Any], second: Mapping[str, Any], above: str = "") -> Iterator[Change]:
-    """The keys at which two objects part, the first one's order before the second's."""
-    for key in [*first, *(k for k in second if k not in first)]:
-        one, other = first.get(key), second.get(key)
-        if isinstance(one, Mapping) and isinstance(other, Mapping):
-            yield from _changes(one, other, f"{above}{key}.")
-        elif one != other and key not in _NO_DIFFERENCE:
-            yield Change(key=f"{above}{key}", first=one, second=other)
+def _changes(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[Change, ...]:
+    return tuple(Change(key=".".join(keys), first=one, second=other) for keys, one, other in differences(first, second) if keys[-1] not in _NO_DIFFERENCE)

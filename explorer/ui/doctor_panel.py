@@ -9,7 +9,7 @@ import traitlets as T
 
 from explorer.ui import doctor_html
 from explorer.ui.consulting import Consulting
-from explorer.ui.live_chart import STATIC
+from explorer.ui.live_chart import script
 from explorer.ui.state import ExplorerState
 from explorer.ui.texts import text
 from explorer.units import human
@@ -20,7 +20,7 @@ _WORDS = ("title", "label", "placeholder", "out", "copy")
 class DoctorView(anywidget.AnyWidget):
     """The text goes out, HTML comes in. What a person presses comes as messages {act, name}."""
 
-    _esm = STATIC / "doctor.js"
+    _esm = script("doctor.js")
     words = T.Dict().tag(sync=True)
     text = T.Unicode().tag(sync=True, echo_update=False)
     """What is pasted, up to 1 MiB; an echo of it would only burden the line."""

@@ -21,6 +21,11 @@ from explorer.ui.visit import quick_jsonschema
 STATIC = Path(__file__).parent / "static"
 
 
+def script(name: str) -> str:
+    """A widget's script, after what it shares with others: a widget's module cannot import another."""
+    return "".join((STATIC / file).read_text(encoding="utf-8") for file in ("browser.js", name))
+
+
 def cache_folder() -> Path:
     """Where this user's built parts lie."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "deepspeed-memory-explorer"

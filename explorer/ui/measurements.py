@@ -26,6 +26,11 @@ class Measured:
     recorded_at: str
     """ISO 8601, UTC."""
 
+    @classmethod
+    def of(cls, record: Any) -> Measured:
+        """What a record holds."""
+        return cls(setup=record.setup, profile=record.profile, recorded_at=record.recorded_at)
+
 
 class Measurements:
     """Found by what a setup means, not by how it is written: an explicit default is the default. Files are read once, when first asked for."""
@@ -58,19 +63,20 @@ class Measurements:
     def _index(self) -> dict[Any, Measured]:
         if self._found is None:
             self._found = {}
-            for record in _records():
+            for record in kept_records():
                 try:
-                    self._found.setdefault((meaning(record.setup), record.setup.gpu), Measured(setup=record.setup, profile=record.profile, recorded_at=record.recorded_at))
+                    self._found.setdefault((meaning(record.setup), record.setup.gpu), Measured.of(record))
                 except BadInput as error:
                     log.warning("a record is left out: %s", error)
         return self._found
 
 
-def _records() -> list[Any]:
+def kept_records() -> list[Any]:
+    """Every readable record, the user's own first; none where their folder cannot be read."""
     from explorer.measure import records
 
     try:
-        return list(records.all())
+        return records.all()
     except OSError as error:
         log.warning("records could not be read: %s", error)
         return []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import anywidget
 import traitlets as T
 
-from explorer.ui.live_chart import STATIC
+from explorer.ui.live_chart import STATIC, script
 
 
 class Number(anywidget.AnyWidget):
@@ -27,7 +27,7 @@ class Number(anywidget.AnyWidget):
 class Tools(anywidget.AnyWidget):
     """Copy buttons, the address that follows the page, dark and light; and names for controls that come without."""
 
-    _esm = STATIC / "tools.js"
+    _esm = script("tools.js")
     words = T.Dict().tag(sync=True)
     query = T.Unicode().tag(sync=True)
     job = T.Unicode().tag(sync=True)

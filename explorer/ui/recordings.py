@@ -14,7 +14,7 @@ from explorer.profile import Profile
 from explorer.setup import Setup
 from explorer.ui import fields
 from explorer.ui.background import Latest
-from explorer.ui.measurements import Measured
+from explorer.ui.measurements import Measured, kept_records
 from explorer.ui.state import ExplorerState
 from explorer.ui.texts import sentence, text
 from explorer.units import human
@@ -77,7 +77,7 @@ class Recordings(T.HasTraits):
 
         def work() -> str:
             record = _records().get(name)
-            self.state.show_measured(Measured(setup=record.setup, profile=record.profile, recorded_at=record.recorded_at))
+            self.state.show_measured(Measured.of(record))
             if self.state.problem:
                 raise BadInput(*self.state.problem)
             return text("records.opened", model=_model(record.setup), date=record.recorded_at[:10])
@@ -140,7 +140,7 @@ class Recordings(T.HasTraits):
         if not self.listed:
             return
         before = {record.name: record.profile for record in self._records}
-        self._records = _all()
+        self._records = kept_records()
         self.estimates = {r.name: self.estimates[r.name] for r in self._records if r.name in self.estimates and before.get(r.name) == r.profile}
         self.rows = tuple(describe(record, self.state.measured) for record in self._records)
         self.chosen = tuple(name for name in self.chosen if name in {row.name for row in self.rows})
@@ -179,14 +179,6 @@ def _records() -> Any:
     from explorer.measure import records
 
     return records
-
-
-def _all() -> Sequence[Any]:
-    try:
-        return _records().all()
-    except OSError as error:
-        log.warning("records could not be read: %s", error)
-        return ()
 
 
 def describe(record: Any, shown: Measured | None = None) -> Row:

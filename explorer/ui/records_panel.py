@@ -14,7 +14,7 @@ import traitlets as T
 from explorer.errors import shown
 from explorer.profile import CATEGORIES
 from explorer.ui.charts import COLOURS, unit_for
-from explorer.ui.live_chart import STATIC
+from explorer.ui.live_chart import script
 from explorer.ui.panels import difference, number
 from explorer.ui.recordings import Recordings, describe
 from explorer.ui.state import ExplorerState
@@ -26,7 +26,7 @@ _WORDS = ("title", "hint", "compare", "job", "where", "peak", "estimate", "memor
 class RecordsTable(anywidget.AnyWidget):
     """The list, its buttons and its file field. What a person does comes as messages {act, name}."""
 
-    _esm = STATIC / "records.js"
+    _esm = script("records.js")
     words = T.Dict().tag(sync=True)
     rows = T.List(T.Dict()).tag(sync=True)
     estimates = T.Dict().tag(sync=True)

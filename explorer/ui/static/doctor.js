@@ -1,26 +1,6 @@
 // The doctor's panel: what is pasted goes out once it rests, HTML (escaped where it is made) comes in, and presses of its buttons travel as messages.
 const LARGEST = 1 << 20, PAUSE_MS = 150;
 
-async function copy(text) {
-  try {
-    await navigator.clipboard.writeText(text);
-  } catch {
-    const area = Object.assign(document.createElement("textarea"), { value: text });
-    document.body.append(area);
-    area.select();
-    document.execCommand("copy");
-    area.remove();
-  }
-}
-
-function save(name, content) {
-  const link = Object.assign(document.createElement("a"), { href: URL.createObjectURL(new Blob([content], { type: "text/plain" })), download: name });
-  document.body.append(link);
-  link.click();
-  link.remove();
-  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
-}
-
 function render({ model, el }) {
   const words = model.get("words");
   const id = `ex-doctor-${Math.random().toString(36).slice(2, 10)}`;
@@ -53,7 +33,7 @@ function render({ model, el }) {
     const { act, name } = button.dataset;
     const content = button.closest("section")?.querySelector("pre").textContent;
     if (act === "copy") copy(content).then(() => { button.textContent = words.copied; setTimeout(() => (button.textContent = words.copy), 1200); });
-    else if (act === "save") save(name, content);
+    else if (act === "save") save(name, content, "text/plain");
     else model.send({ act, name });
   });
 

@@ -7,14 +7,6 @@ const make = (tag, props = {}, ...children) => {
   return element;
 };
 
-function save(name, content) {
-  const link = make("a", { href: URL.createObjectURL(new Blob([content], { type: "application/json" })), download: name });
-  document.body.append(link);
-  link.click();
-  link.remove();
-  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
-}
-
 function render({ model, el }) {
   const words = model.get("words");
   const act = (what, name) => model.send({ act: what, name });
@@ -80,7 +72,7 @@ function render({ model, el }) {
     say.classList.toggle("ex-alert", model.get("failed"));
   };
   const hear = (message) => {
-    if (message.download) save(message.download, message.content);
+    if (message.download) save(message.download, message.content, "application/json");
     if (message.opened) el.closest(".ex-root")?.querySelector(".ex-verdict")?.scrollIntoView({ block: "nearest", behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
   };
 

@@ -15,16 +15,8 @@ function named(root) {
   for (const button of root.querySelectorAll(".ex-disclosure")) button.setAttribute("aria-expanded", button.classList.contains("ex-open"));
 }
 
-async function copy(text, button, done) {
-  try {
-    await navigator.clipboard.writeText(text);
-  } catch {
-    const area = Object.assign(document.createElement("textarea"), { value: text });
-    document.body.append(area);
-    area.select();
-    document.execCommand("copy");
-    area.remove();
-  }
+async function copyBy(button, text, done) {
+  await copy(text);
   const before = button.textContent;
   button.textContent = done;
   setTimeout(() => (button.textContent = before), 1200);
@@ -39,9 +31,9 @@ function render({ model, el }) {
     el.append(b);
   };
   const link = () => `${location.origin}${location.pathname}${model.get("query") ? "?" + model.get("query") : ""}`;
-  if (model.get("owns_page")) button("link", (b) => copy(link(), b, words.copied));
-  button("job", (b) => copy(model.get("job"), b, words.copied));
-  button("config", (b) => copy(model.get("config"), b, words.copied));
+  if (model.get("owns_page")) button("link", (b) => copyBy(b, link(), words.copied));
+  button("job", (b) => copyBy(b, model.get("job"), words.copied));
+  button("config", (b) => copyBy(b, model.get("config"), words.copied));
   if (model.get("owns_page")) button("theme", () => {
     const dark = document.body.dataset.jpThemeLight !== "false";
     document.body.dataset.jpThemeLight = String(!dark);
