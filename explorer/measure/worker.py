@@ -20,6 +20,7 @@ import socket
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,19 +43,36 @@ PRELOADED = (
     "deepspeed.runtime.zero.muon.muon_optimizer",
 )
 """In this order. The last is what deepspeed.initialize imports late, TorchDynamo with it (two seconds or more); older releases have it not."""
+_BARE = "EXPLORER_WORKER_BARE"
+"""Set where preloading cannot be had: each child then imports for itself."""
 
 
 def preload() -> None:
     """Everything a child needs, without touching CUDA: torch asks NVML, not the driver, whether there is a GPU. Raises RuntimeError where something did touch it."""
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    for name in PRELOADED[:-1]:
-        importlib.import_module(name)
-    _remember_cpu()
-    with contextlib.suppress(ImportError):
-        importlib.import_module(PRELOADED[-1])
+    with _hidden("bitsandbytes"):
+        for name in PRELOADED[:-1]:
+            importlib.import_module(name)
+        _remember_cpu()
+        with contextlib.suppress(ImportError):
+            importlib.import_module(PRELOADED[-1])
     if importlib.import_module("torch").cuda.is_initialized():
         raise RuntimeError("an import initialized CUDA, which a forked child cannot use then")
+
+
+@contextlib.contextmanager
+def _hidden(package: str) -> Iterator[None]:
+    """A package not to be found for now: peft imports bitsandbytes where it is installed, and that asks CUDA's driver for the card as it is imported. A child finds it."""
+    sys.modules[package] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[package]
+        for name, module in list(sys.modules.items()):
+            if name.partition(".")[0] in ("transformers", "accelerate", "peft") and name.endswith(("import_utils", "utils.imports")):
+                for remembers in ("is_bitsandbytes_available", "is_bnb_available"):
+                    getattr(getattr(module, remembers, None), "cache_clear", lambda: None)()
 
 
 def _remember_cpu() -> None:
@@ -222,7 +240,11 @@ def _child(client: socket.socket, request: dict[str, Any], folder: Path) -> None
 
 def main() -> None:
     """Serve on argv[1], for argv[2] idle seconds; argv[3], where given, is an open file whose lock ends when the server can be found."""
-    preload()
+    if _BARE not in os.environ:
+        try:
+            preload()
+        except RuntimeError:  # slower is better than not at all
+            os.execve(sys.executable, [sys.executable, "-m", "explorer.measure.worker", *sys.argv[1:]], {**os.environ, _BARE: "1"})
     server = Server(sys.argv[1], float(sys.argv[2]))
     for handle in sys.argv[3:]:
         os.close(int(handle))

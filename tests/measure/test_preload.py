@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
+import socket
 import subprocess
 import sys
 
 import pytest
 
 from explorer.measure.client import accelerator
+from tests.measure.conftest import wait_for
+from tests.measure.jobs import GPT2, job
 
 pytestmark = pytest.mark.usefixtures("needs_extra")
 
@@ -87,3 +91,37 @@ def test_no_import_opens_the_gpus_memory():
 def test_preloading_initializes_no_cuda():
     done = python("from explorer.measure.worker import preload\npreload()\nimport torch\nassert not torch.cuda.is_initialized()", DS_ACCELERATOR="cpu")
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_bitsandbytes_is_found_by_the_child_and_not_before(tmp_path):
+    """It asks the driver for the card as it is imported, and peft imports it wherever it is installed."""
+    pytest.importorskip("peft")
+    (tmp_path / "bitsandbytes").mkdir()
+    (tmp_path / "bitsandbytes" / "__init__.py").write_text("import os\nopen(os.environ['TOUCHED'], 'w').close()\n")
+    (tmp_path / "bitsandbytes-0.50.2.dist-info").mkdir()
+    (tmp_path / "bitsandbytes-0.50.2.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: bitsandbytes\nVersion: 0.50.2\n")
+    done = python(
+        "import os\nfrom explorer.measure.worker import preload\npreload()\nassert not os.path.exists(os.environ['TOUCHED'])\n"
+        "from transformers.utils import is_bitsandbytes_available\nassert is_bitsandbytes_available()\nimport bitsandbytes\nassert os.path.exists(os.environ['TOUCHED'])",
+        DS_ACCELERATOR="cpu", PYTHONPATH=os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]), TOUCHED=str(tmp_path / "touched"),
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_where_an_import_needs_the_driver_the_children_import_for_themselves(tmp_path):
+    path = tmp_path / "socket"
+    code = (
+        "import sys\nfrom explorer.measure import worker\n"
+        "def preload():\n    raise RuntimeError('touched')\n"
+        f"worker.preload = preload\nsys.argv = ['worker', {str(path)!r}, '0.5']\nworker.main()"
+    )
+    server = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "DS_ACCELERATOR": "cpu"})
+    try:
+        assert wait_for(path.exists, 60)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+            client.connect(str(path))
+            client.sendall(json.dumps({"function": "explorer.measure.step:run_job", "argument": {"job": job(GPT2, 1).to_job(), "locks": None}}).encode() + b"\n")
+            assert any('"result"' in line for line in client.makefile())
+        assert server.wait(60) == 0
+    finally:
+        server.kill()
