@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from explorer.advice import changes, pcie
+from explorer.advice import changes, host, pcie
 from explorer.advice.kept import kept_weights
 from explorer.advice.message import Message
 from explorer.catalog import find_card, find_model, lengths
@@ -55,7 +55,10 @@ def candidates(setup: Setup, profile: Profile, message: Message | None, once: Es
     yield from _batch(setup, once, contrastive=model.task == "contrastive")
     yield from _optimizers(setup, settings, profile)
     yield from _stages(settings)
-    yield from _offloads(setup, settings, profile)
+    short = host.is_short(setup, profile, message)
+    yield from _offloads(setup, settings, profile, short)
+    if short:
+        yield from _less_offload(settings)
     yield from _sequence(setup, lengths(setup, model).sequence, once)
     if settings.stage >= 1:
         yield from _gpus(setup, once)
@@ -166,7 +169,7 @@ def _stages(settings: Settings) -> Iterator[Candidate]:
         yield Candidate(f"stage-{number}", 3 + number, words[number], lambda s, n=number: changes.stage(s, n), frozenset(f"stage-{n}" for n in (1, 2, 3)) | {"stage-3-offload"})
 
 
-def _offloads(setup: Setup, settings: Settings, profile: Profile) -> Iterator[Candidate]:
+def _offloads(setup: Setup, settings: Settings, profile: Profile, short: bool) -> Iterator[Candidate]:
     """With what passes over PCIe in a step, of one rank."""
     def cost(stage: int, parameters: bool) -> str:
         return f"{human(pcie.bytes_per_step(setup, settings, profile, stage, parameters))} over PCIe a step and rank, and the step runs on the CPU"
@@ -176,6 +179,23 @@ def _offloads(setup: Setup, settings: Settings, profile: Profile) -> Iterator[Ca
         yield Candidate("offload-optimizer", 7, cost(lifted, settings.offload_param is not None), lambda s: changes.offload(changes.stage(s, lifted), "optimizer"), frozenset({"stage-3-offload"}))
     if settings.offload_param is None:
         yield Candidate("stage-3-offload", 8, cost(3, True), lambda s: changes.offload(changes.stage(s, 3), "optimizer", "param"), frozenset({"stage-1", "stage-2", "stage-3", "offload-optimizer"}))
-    if setup.host_ram_gib is not None and not (settings.stage == 3 and settings.offload_optimizer is not None and settings.offload_optimizer.device == "nvme"):
+    if (setup.host_ram_gib is not None or short and settings.offload_optimizer is not None) and not (settings.stage == 3 and settings.offload_optimizer is not None and settings.offload_optimizer.device == "nvme"):
         words = f"{cost(3, settings.offload_param is not None)}, with masters and states read from and written to a disk; name a fast local folder as nvme_path"
         yield Candidate("offload-to-nvme", 9, words, lambda s: changes.offload_to_nvme(changes.stage(s, 3)), frozenset({"stage-1", "stage-2", "stage-3", "offload-optimizer", "stage-3-offload"}))
+
+
+_BACK = {"optimizer": "no-offload-optimizer", "param": "no-offload-param"}
+
+
+def _less_offload(settings: Settings) -> Iterator[Candidate]:
+    """What gives host memory back: less of it locked, or less of the job in it."""
+    offloads = {part: offload for part, offload in (("optimizer", settings.offload_optimizer), ("param", settings.offload_param)) if offload is not None}
+    elsewhere = frozenset({"offload-optimizer", "stage-3-offload", "offload-to-nvme"})
+    if pinned := [part for part, offload in offloads.items() if offload.pin_memory]:
+        yield Candidate("unpinned-offload", 1, "slower copies over PCIe, which the GPU waits for", lambda s: changes.unpinned(s, *pinned), elsewhere | {"no-offload", *_BACK.values()})
+    words = "GPU memory; nothing of {} passes over PCIe any more"
+    for part in offloads:
+        what = {"optimizer": "the gradients and states", "param": "the weights"}[part]
+        yield Candidate(_BACK[part] if len(offloads) > 1 else "no-offload", 2, words.format(what), lambda s, part=part: changes.onto_gpu(s, part), elsewhere | {"no-offload", *_BACK.values()})
+    if len(offloads) > 1:
+        yield Candidate("no-offload", 3, words.format("the job"), lambda s: changes.onto_gpu(s, *offloads), elsewhere)

@@ -61,6 +61,24 @@ def offload_to_nvme(setup: Setup) -> Setup:
     return setup.with_deepspeed(f"{_ZERO}.offload_optimizer", {"device": "nvme", "pin_memory": True})
 
 
+_OLD_OFFLOADS = {"optimizer": "cpu_offload", "param": "cpu_offload_param"}
+
+
+def onto_gpu(setup: Setup, *parts: str) -> Setup:
+    """Parts back from host memory."""
+    for key in (key for part in parts for key in (f"offload_{part}", _OLD_OFFLOADS[part])):
+        setup = setup.with_deepspeed(f"{_ZERO}.{key}", None)
+    return setup
+
+
+def unpinned(setup: Setup, *parts: str) -> Setup:
+    """Parts in host memory that the system may page, and that no power of two rounds up."""
+    for part in parts:
+        written = setup.deepspeed[_ZERO].get(f"offload_{part}") or {"device": "cpu"}
+        setup = onto_gpu(setup, part).with_deepspeed(f"{_ZERO}.offload_{part}", {**written, "pin_memory": False})
+    return setup
+
+
 def buckets(setup: Setup, elements: int) -> Setup:
     """A smaller reduce bucket, and one of it only."""
     return setup.with_deepspeed(f"{_ZERO}.reduce_bucket_size", elements).with_deepspeed(f"{_ZERO}.overlap_comm", False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from explorer.advice import naming
+from explorer.advice import host, naming
 from explorer.advice.kept import kept_weights
 from explorer.advice.message import Message
 from explorer.advice.remarks import Remark
@@ -13,7 +13,7 @@ from explorer.dsconfig import Settings, resolve
 from explorer.estimator.estimate import Events
 from explorer.profile import CATEGORIES, Profile
 from explorer.setup import Setup
-from explorer.units import GiB, human, pytorch_size
+from explorer.units import human, pytorch_size
 
 _WORDS = {
     "parameters": "the weights", "gradients": "gradients", "optimizer": "the optimizer's masters and moments", "activations": "activations, which grow with the batch and its lengths", "gathered": "weights that stage 3 has gathered",
@@ -27,7 +27,7 @@ _ALSO = 0.25
 def diagnose(setup: Setup, profile: Profile, message: Message | None = None, events: Events | None = None) -> list[Remark]:
     """The cause first. `events` (estimator.estimate.events) also names the tensor that a message's request was."""
     settings = resolve(setup)
-    found = [*_dominant(profile), *_kept(setup, profile), *_offload(profile, settings), *_host(setup, profile)]
+    found = [*host.remarks(setup, profile, message), *_dominant(profile), *_kept(setup, profile), *_offload(profile, settings)]
     if message is not None and message.is_gpu and message.requested is not None and events is not None:
         found += _request(setup, settings, profile, message, events)
     return found
@@ -72,11 +72,6 @@ def _short(profile: Profile) -> int | None:
     if v.answer != "does not fit" or v.capacity_bytes is None:
         return None
     return max(profile.peak.allocated_bytes - v.capacity_bytes, 1)
-
-
-def _host(setup: Setup, profile: Profile) -> Iterator[Remark]:
-    if setup.host_ram_gib is not None and profile.host.per_node_bytes > setup.host_ram_gib * GiB:
-        yield Remark(id="host-too-small", severity="cause", key="host_ram_gib", text=f"The processes of one node take {human(profile.host.per_node_bytes)} of host memory, and it has {human(int(setup.host_ram_gib * GiB))}: the operating system would kill them (-9). Keep parameters on the GPU, or offload to NVMe at stage 3.")
 
 
 # --- the request

@@ -71,6 +71,11 @@ class Message:
         """Whether a GPU's memory ran out, as far as the text says."""
         return self.kind in ("cuda", "hip", "mps", "xpu", "npu")
 
+    @property
+    def is_host(self) -> bool:
+        """Whether the host's memory ran out, or could not be locked, as far as the text says."""
+        return self.kind in ("host", "pinned")
+
     def doubted(self, *fields: str) -> bool:
         """Whether one of these numbers cannot be."""
         return any(doubt.field in fields for doubt in self.doubts)

@@ -30,7 +30,7 @@ def remarks(m: Message) -> list[Remark]:
 
 
 _SENTENCES: dict[tuple[str, str], tuple[str, str, str]] = {
-    ("host", "killed"): ("host-killed", "cause", "The operating system killed the process (-9): host memory ran out, not the GPU's. Offload puts masters, gradients and optimizer states there, and every rank that loads the whole model needs it once more."),
+    ("host", "killed"): ("host-killed", "cause", "The process was killed (-9): by the operating system most likely, since host memory ran out, not the GPU's. Offload puts masters, gradients and optimizer states there, and every rank that loads the whole model needs it once more. A scheduler that enforces its own limit (Slurm, a container) or a person's kill ends a process the same way: `dmesg` or the scheduler's log says which it was."),
     ("host", "host-request"): ("host-memory", "cause", "Host memory ran out, not the GPU's: a tensor on the CPU found no room."),
     ("pinned", "host-request"): ("pinned-memory", "cause", "The driver could not lock host memory: this is not the GPU's memory, though the text says CUDA. Pinned blocks are rounded up to powers of two; set pin_memory to false, raise `ulimit -l`, and under WSL its memory limit."),
     ("nccl", "library"): ("nccl-memory", "cause", "NCCL found no GPU memory for its own buffers, which lie outside PyTorch's allocator: PyTorch had taken the card whole. Leave it a GiB or two."),

@@ -108,7 +108,7 @@ def heard(consulting: Consulting) -> str:
     if found is None or consulting.outdated:
         return ""
     best = found.best if consulting.in_use == ITSELF and _wanted(consulting) else None
-    fits = text("doctor.heard", change=_title(best), peak=human(best.profile.peak.allocated_bytes)) if best is not None else ""
+    fits = "" if best is None else text("doctor.heard", change=_title(best), peak=human(best.profile.peak.allocated_bytes)) if best.scarce == "gpu" else text("doctor.heard.host", change=_title(best), size=human(best.profile.host.per_node_bytes))
     return " ".join([*_causes(found)[:1], *([fits] if fits else [])])
 
 
@@ -126,7 +126,7 @@ def _causes(found: Consultation) -> list[str]:
 def _wanted(consulting: Consulting) -> bool:
     """Whether there is something to change: what is pasted may fit."""
     found = consulting.advice
-    return found is not None and bool(found.fixes) and (found.message.is_gpu or found.profile.verdict.answer != "fits")
+    return found is not None and bool(found.fixes) and (found.message.is_gpu or found.message.is_host or found.profile.verdict.answer != "fits")
 
 
 def _table(consulting: Consulting, has_accelerator: bool) -> str:
@@ -176,6 +176,9 @@ class _Rows:
     def _frees(self, fix: Fix) -> str:
         if fix.profile is None:
             return fix.text
+        if fix.scarce == "host":
+            key = "saved" if fix.lowers_host else "more" if fix.moves_host else "same"
+            return sentence(text(f"doctor.{key}.host", size=human(abs(fix.saved_host_bytes))))
         return sentence(text("doctor.saved" if fix.saved_bytes >= 0 else "doctor.more", size=human(abs(fix.saved_bytes))))
 
     def _row(self, name: str, title: str, change: str, profile: Profile | None, cost: str) -> str:
