@@ -29,6 +29,10 @@ class Part:
     """"deepspeed", "accelerate", "torchrun" or "python"."""
     makes: Literal["", "model", "arguments"] = ""
     """What a script makes there."""
+    arguments_class: str = ""
+    """The class of its arguments, where that has defaults of its own."""
+    defaults: dict[str, Any] = field(default_factory=dict)
+    """What that class takes where no piece of the text says otherwise."""
 
 
 _MODEL = ("model_name_or_path", "pretrained_model_name_or_path", "model_name", "model_id", "base_model", "model")

@@ -22,6 +22,7 @@ from explorer.dsconfig.keys import ALIASES, ZERO
 from explorer.dsconfig.parts import Part, take_arguments
 from explorer.dsconfig.sections import KNOWN, REMOVED
 from explorer.dsconfig.snippets import read_calls
+from explorer.dsconfig.trl import fill
 from explorer.errors import BadInput
 from explorer.jsonfile import LARGEST_BYTES, plain
 from explorer.setup import Setup
@@ -175,6 +176,8 @@ def _together(parts: list[Part]) -> Pasted:
         told.append(Finding(id="trainer-assumed", key="trainer", text="\"auto\" is the Hugging Face Trainer's to fill: its defaults are taken, since no TrainingArguments were pasted"))
     if given and changes.get("trainer") and not changes["deepspeed"].keys() & {"train_batch_size", "train_micro_batch_size_per_gpu"}:
         told.append(Finding(id="batch-missing", key="train_micro_batch_size_per_gpu", text="is missing, as is train_batch_size, and DeepSpeed stops without either, for nothing but an \"auto\" is filled from the arguments; add \"train_micro_batch_size_per_gpu\": \"auto\", which is answered here"))
+    for part in (p for p in parts if p.arguments_class):
+        told += [f for f in [fill(part.arguments_class, part.defaults, changes)] if f is not None]
     _find_batch(changes, any(p.form == "TrainingArguments" for p in parts), told)
     _from_arguments(changes)
     launcher = next((p.launcher for p in reversed(parts) if p.launcher), None)

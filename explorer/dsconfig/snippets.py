@@ -5,14 +5,14 @@ from __future__ import annotations
 import ast
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from explorer.dsconfig.findings import Finding
 from explorer.dsconfig.parts import Part, take_arguments
+from explorer.dsconfig.trl import CONFIGS, defaults
 
 _CALL = re.compile(r"\b([A-Za-z_]\w{0,60}(?:\.\w{1,60}){0,4})\s{0,8}\(")
-_ARGUMENTS = re.compile(r"TrainingArguments$|^(?:SFT|DPO|ORPO|KTO|CPO|Reward|GRPO|RLOO|PPO)Config$")
 _OF_A_MODEL = ("pretrained_model_name_or_path", "attn_implementation", "use_flash_attention_2", "load_in_4bit", "load_in_8bit")
 _LONGEST = 1 << 16
 _MOST_CALLS, _DEEPEST, _MOST_BITS = 200, 60, 128
@@ -42,7 +42,7 @@ def read_calls(text: str) -> Iterator[Part]:
 
 def _wanted(name: str) -> bool:
     last = name.rpartition(".")[2]
-    return bool(_ARGUMENTS.search(last)) or last in ("from_pretrained", "from_config", "gradient_checkpointing_enable", "LoraConfig") or name == "dict"
+    return last.endswith("TrainingArguments") or last in CONFIGS or last in ("from_pretrained", "from_config", "gradient_checkpointing_enable", "LoraConfig") or name == "dict"
 
 
 _TOKEN = re.compile(r"\"\"\"|'''|\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*'|#[^\n]*|[()\[\]{}]")
@@ -94,18 +94,16 @@ def _read_call(part: Part, name: str, inside: str) -> None:
         if isinstance(first := _first(call), str):
             given.setdefault("output_dir", first)
         take_arguments(part, given)
-        if last in _BESIDE:
-            part.unread.append(Finding(id="not-modelled", key=last, text=f"{_BESIDE[last]}, which is not modelled: memory is at least what is said"))
+        _take_class(part, last, given)
 
 
-_PAIRS = "trains on two answers to each prompt, so that a batch of n is 2 n sequences"
-_REFERENCE = "a frozen reference model stands beside it (2 bytes a parameter on every GPU, and divided at stage 3 alone; none with LoRA)"
-_SAMPLED = "generates its own answers between the steps, with a key-value cache"
-_BESIDE = {
-    "DPOConfig": f"{_PAIRS}, and {_REFERENCE}", "KTOConfig": f"adds a batch of mismatched answers, and {_REFERENCE}", "ORPOConfig": _PAIRS, "CPOConfig": _PAIRS, "RewardConfig": _PAIRS,
-    "GRPOConfig": f"{_SAMPLED}, and {_REFERENCE}", "RLOOConfig": f"{_SAMPLED}, and {_REFERENCE}", "PPOConfig": f"{_SAMPLED}, and a value model, a reward model and a frozen reference stand beside it",
-}
-"""What trl's trainers hold beside one model's step (trl/trainer, `DPOTrainer` and its like)."""
+def _take_class(part: Part, name: str, given: Mapping[str, Any]) -> None:
+    """What one of TRL's configs says by being one."""
+    if name not in CONFIGS:
+        return
+    part.arguments_class, part.defaults = name, defaults(name, given)
+    if CONFIGS[name].beside:
+        part.unread.append(Finding(id="not-modelled", key=name, text=f"{CONFIGS[name].beside}, which is not modelled: memory is at least what is said"))
 
 
 def _first(call: ast.Call) -> Any:
