@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isqrt
 from typing import Literal
 
 Kernel = Literal["fused", "foreach", "single", "cpu"]
@@ -28,13 +29,20 @@ class Optimizer:
     """The same in the Trainer's second group, which has no weight decay."""
     step_scalars: int = 0
     """Scalars on the GPU for each master (torch's fused kernels count steps there)."""
+    factored: bool = False
+    """Whether a master that is a matrix has a state of its rows and one of its columns instead (Adafactor); a flat one has none of either."""
     states_at_init: bool = False
     """Whether its constructor makes the states, and not its first step (torch's Adagrad)."""
     states_left_behind: int = 0
     """State tensors of the model's parameters, in their dtype, that a first instance made on the GPU before DeepSpeed replaced it by another, and that stay (torch's Adagrad)."""
 
-    def state_bytes(self, elements: int) -> tuple[int, ...]:
-        """Bytes of each state tensor of a master of so many elements: in 8 bit one byte an element, and an fp32 maximum for every block of 256; small masters keep fp32 states."""
+    def state_bytes(self, elements: int, matrix: bool = False) -> tuple[int, ...]:
+        """Bytes of each state tensor of a master of so many elements: in 8 bit one byte an element, and an fp32 maximum for every block of 256; small masters keep fp32 states.
+
+        A factored `matrix` counts as a square one, since its sides are not known here: less than a thousandth of its bytes either way.
+        """
+        if self.factored and matrix:
+            return (4 * isqrt(elements),) * 2 * self.moments
         if not self.in_8_bit(elements):
             return (4 * elements,) * self.moments
         return (elements,) * self.moments + (4 * -(-elements // _BLOCK_8_BIT),) * self.moments

@@ -66,6 +66,7 @@ def _torch(name: str, params: Mapping[str, Any], *, offloaded: bool, left_behind
         foreach_temporaries=_temporaries(name, kernel, params, bool(params.get("weight_decay", 1e-2 if name == "AdamW" else 0))),
         undecayed_temporaries=_temporaries(name, kernel, params, False),
         step_scalars=1 if kernel == "fused" and name != "SGD" else 0,
+        factored=name == "Adafactor",
         states_at_init=name == "Adagrad",
         states_left_behind=1 if name == "Adagrad" and left_behind and not offloaded else 0,
     )
@@ -258,9 +259,9 @@ def _optim_args(trainer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _adafactor(offloaded: bool) -> Optimizer:
-    """transformers/optimization.py: not factored, since a flat master has one dimension; two tensors beside it at once (`rsqrt`, and the squared gradient it replaces)."""
+    """transformers/optimization.py: factored where masters keep their parameters' shapes (stage 0), a flat one has one dimension; two tensors beside it at once (`rsqrt`, and the squared gradient it replaces)."""
     temporaries = 0 if offloaded else 2
-    return Optimizer(name="adafactor", kernel="cpu" if offloaded else "single", moments=1, implementation="transformers.Adafactor", foreach_temporaries=temporaries, undecayed_temporaries=temporaries)
+    return Optimizer(name="adafactor", kernel="cpu" if offloaded else "single", moments=1, factored=True, implementation="transformers.Adafactor", foreach_temporaries=temporaries, undecayed_temporaries=temporaries)
 
 
 def _mapped(optim: str) -> Choice:

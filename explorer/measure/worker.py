@@ -51,7 +51,7 @@ def preload() -> None:
     """Everything a child needs, without touching CUDA: torch asks NVML, not the driver, whether there is a GPU. Raises RuntimeError where something did touch it."""
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    with _hidden("bitsandbytes"):
+    with hidden("bitsandbytes"):
         for name in PRELOADED[:-1]:
             importlib.import_module(name)
         _remember_cpu()
@@ -62,7 +62,7 @@ def preload() -> None:
 
 
 @contextlib.contextmanager
-def _hidden(package: str) -> Iterator[None]:
+def hidden(package: str) -> Iterator[None]:
     """A package not to be found for now: peft imports bitsandbytes where it is installed, and that asks CUDA's driver for the card as it is imported. A child finds it."""
     sys.modules[package] = None  # type: ignore[assignment]
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 
@@ -164,8 +164,8 @@ class Rules:
                 self.writer.allocate(self.job.parameters[i].numel * self.model_bytes, "optimizer", "states of the first instance")
         return blocks
 
-    def optimizer_states(self, sizes: Sequence[int], owner: str = "optimizer states") -> list[int]:
-        """The optimizer's state tensors for fp32 masters of these elements, one set per master."""
+    def optimizer_states(self, sizes: Sequence[int], owner: str = "optimizer states", matrices: Collection[int] = ()) -> list[int]:
+        """The optimizer's state tensors for fp32 masters of these elements, one set per master; `matrices`: positions of those that keep a matrix's shape."""
         optimizer = self.settings.optimizer
         if max(sizes, default=0) > _MOST_BITSANDBYTES and optimizer.implementation.startswith("bitsandbytes"):
             raise BadInput("trainer.optim", f"is {optimizer.name}, whose kernels count at most 2³¹ - 1 elements, and one flat master here has {max(sizes):,}; use more GPUs or stage 3, or choose another optimizer")
@@ -174,7 +174,7 @@ class Rules:
             for _ in range(optimizer.moments):
                 self.writer.allocate(_MAP_8_BIT, "optimizer", owner)
         each = [4] * optimizer.step_scalars
-        return [self.writer.allocate(n_bytes, "optimizer", owner) for n in sizes for n_bytes in (*each, *optimizer.state_bytes(n))]
+        return [self.writer.allocate(n_bytes, "optimizer", owner) for i, n in enumerate(sizes) for n_bytes in (*each, *optimizer.state_bytes(n, i in matrices))]
 
     def optimizer_temporaries(self, sizes: Sequence[int], decays: bool = True) -> None:
         """What the optimizer's own kernel holds while it updates masters of these elements: a foreach kernel for all at once, freed last to first.

@@ -58,7 +58,7 @@ class Stage0(Rules):
         for position, group in enumerate(self.job.groups):
             sizes = [self.job.parameters[i].numel for i in group]
             if first:
-                self.states += self.optimizer_states(sizes)
+                self.states += self.optimizer_states(sizes, matrices={i for i, p in enumerate(group) if self.job.parameters[p].decays})
             self.optimizer_temporaries(sizes, decays=position == 0)
 
     def _drop_gradients(self) -> None:
