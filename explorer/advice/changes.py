@@ -27,6 +27,11 @@ def checkpointing(setup: Setup) -> Setup:
     return trained.replace(gradient_checkpointing=True) if setup.trainer is None else Setup.from_job({**trained.to_job(), "gradient_checkpointing": {"use_reentrant": False}})
 
 
+def no_checkpointing(setup: Setup) -> Setup:
+    """Every layer's activations kept until the backward."""
+    return with_trainer(setup, gradient_checkpointing=None, gradient_checkpointing_kwargs=None).replace(gradient_checkpointing=False)
+
+
 def reentrant(setup: Setup) -> Setup:
     """Checkpointing in torch's older form, which detaches nothing that it saves."""
     asked = {"use_reentrant": True}

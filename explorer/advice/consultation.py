@@ -16,6 +16,7 @@ from explorer.advice.effects import effects
 from explorer.advice.fixes import Fix, propose
 from explorer.advice.message import Message
 from explorer.advice.remarks import SEVERITIES, Remark, of_findings
+from explorer.advice.unsaid import unsaid
 from explorer.catalog import cards, models
 from explorer.dsconfig import Finding, resolve
 from explorer.dsconfig.read import Pasted, read
@@ -88,6 +89,7 @@ def consult(base: Setup | None, pasted: Pasted, message: Message, on_progress: t
         else:
             config = dict(resolve(setup).config)
             setup, profile = _at_failure(setup, message, said, on_progress, batch_known or "micro_batch" in pasted.changes, "world_size" in pasted.changes)
+            setup, profile = _as_it_ran(setup, profile, message, said, on_progress, None if batch_known else pasted.changes)
             config = dict(resolve(setup).config)
             said += effects(setup, profile, pasted.launcher)
             wanted = message.is_gpu and message.requested is not None
@@ -156,6 +158,18 @@ def _doubled(setup: Setup, profile: Profile, said: list[Remark], on_progress: ta
         profile = estimate(setup, largest=False, on_progress=on_progress)
     said.append(Remark(id="batch-implied", severity="hint", key="micro_batch", text=f"The text gives no batch, and this job fits with {fitting} samples a GPU: answered for {setup.micro_batch}. Give the real one for its own answer."))
     return setup, profile
+
+
+def _as_it_ran(setup: Setup, profile: Profile, message: Message, said: list[Remark], on_progress: tapes.Progress | None, given: Mapping[str, Any] | None) -> tuple[Setup, Profile]:
+    """The job with the one thing that the message shows it to have, where that was not given; `given`: what was, None where all of the job was."""
+    if any(r.id == "batch-implied" for r in said):
+        return setup, profile
+    found = unsaid(setup, message, on_progress)
+    if found is None:
+        return setup, profile
+    taken = found.agrees and given is not None and found.key not in given
+    said.append(found.remark(taken))
+    return (found.setup, estimate(found.setup, largest=False, on_progress=on_progress)) if taken else (setup, profile)
 
 
 _ALIKE = 0.01

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 
 from explorer.advice import host, naming
 from explorer.advice.kept import kept_weights
@@ -82,13 +83,26 @@ def _request(setup: Setup, settings: Settings, profile: Profile, m: Message, eve
         return
     named = naming.name(events, m)
     if named:
-        others = f" Of the same size: {'; '.join(n.text for n in named[1:])}." if named[1:] else ""
-        yield Remark(id="request-named", severity="hint", key="requested", text=f"The {asked} that failed is the size of {named[0].text}, when the estimate has {human(named[0].allocated_bytes)} allocated.{others}")
+        alike = dict.fromkeys(n.text for n in named[1:] if n.text != named[0].text)
+        others = f" Of the same size: {'; '.join(alike)}." if alike else ""
+        yield Remark(id="request-named", severity="hint", key="requested", text=f"The {asked} that failed is the size of {_logits(setup, named[0].n_bytes)}{named[0].text}, when the estimate has {human(named[0].allocated_bytes)} allocated.{others}")
         return
     yield from _bucket(settings, m)
     for parameter, width in naming.weights(events.parameters, m.requested)[:2]:
         yield Remark(id="request-weight", severity="hint", key="requested", text=f"{asked} is one {parameter} in {'16 bit' if width == 2 else 'fp32'}: its gradient, a gathered copy, or a cast of it.")
     yield from _larger(setup, m, events)
+
+
+def _logits(setup: Setup, n_bytes: int) -> str:
+    """The shape of a tensor of scores over the vocabulary, every position's or all but the last one's; nothing of another."""
+    model = find_model(setup.model)
+    at = lengths(setup, model)
+    length = at.target_sequence or at.sequence
+    if model.vocab_size and length and model.task != "contrastive":
+        for positions, width in product((length, length - 1), (4, 2)):
+            if at.micro_batch * positions * model.vocab_size * width == n_bytes:
+                return f"logits in {'fp32' if width == 4 else '16 bit'} ({at.micro_batch} × {positions} × {model.vocab_size} × {width} B): "
+    return ""
 
 
 def _bucket(settings: Settings, m: Message) -> Iterator[Remark]:

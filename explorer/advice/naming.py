@@ -58,16 +58,21 @@ _BUFFERS = {
 
 def name(events: Events, message: Message) -> list[Named]:
     """Candidates, likeliest first; none where the request is any small tensor's, or no tensor of the job is of that size."""
+    found = list(_candidates(events, places(events, message)))
+    said = message.allocated if not message.doubted("allocated") else None
+    return sorted(found, key=lambda c: abs(c.allocated_bytes - said.bytes) if said else -c.allocated_bytes)[:_MOST]
+
+
+def places(events: Events, message: Message) -> np.ndarray:
+    """Positions in the stream at which a tensor of the request's size is asked for; none where the request is any small tensor's."""
     requested = message.requested
     if requested is None or requested.bytes <= SMALLEST or message.doubted("requested"):
-        return []
+        return np.empty(0, dtype=int)
     stream = events.stream
     positions = np.flatnonzero(stream.order > 0)
     sizes = stream.bytes[stream.order[positions] - 1]
-    fitting = {int(n) for n in np.unique(sizes) if requested.holds(device_request(-(-int(n) // 512) * 512))}
-    found = list(_candidates(events, positions[np.isin(sizes, list(fitting))]))
-    said = message.allocated if not message.doubted("allocated") else None
-    return sorted(found, key=lambda c: abs(c.allocated_bytes - said.bytes) if said else -c.allocated_bytes)[:_MOST]
+    fitting = [n for n in np.unique(sizes) if requested.holds(device_request(-(-int(n) // 512) * 512))]
+    return positions[np.isin(sizes, fitting)]
 
 
 def _candidates(events: Events, positions: np.ndarray) -> Iterator[Named]:
