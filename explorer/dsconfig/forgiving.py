@@ -5,10 +5,13 @@ What JSON itself would refuse is taken and told (`Slip`); what cannot be a value
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+from explorer.dsconfig.literals import Bindings
 
 DEEPEST = 64
 MOST_TOKENS = 80_000
@@ -23,6 +26,8 @@ class Slip(NamedTuple):
 
     at: int
     text: str
+    python: bool = False
+    """Python takes it as it is."""
 
 
 class NotAnObject(ValueError):
@@ -43,6 +48,8 @@ class Reader:
     """One text; `read(position)` may be called for every brace in it."""
 
     text: str
+    bindings: Bindings
+    """The names that the text gives to values."""
     at: int = 0
     slips: list[Slip] = field(default_factory=list)
     tokens: int = 0
@@ -55,13 +62,13 @@ class Reader:
             raise NotAnObject
         return value
 
-    def line(self, slip: Slip) -> int:
-        """The line of the text that it is on, from 1."""
-        return self.text.count("\n", 0, slip.at) + 1
+    def line(self, slip: Slip, start: int) -> int:
+        """The line that it is on, from 1, counted from `start`."""
+        return self.text.count("\n", start, slip.at) + 1
 
-    def _slip(self, text: str) -> None:
+    def _slip(self, text: str, python: bool = False) -> None:
         if len(self.slips) < MOST_SLIPS:
-            self.slips.append(Slip(self.at, text))
+            self.slips.append(Slip(self.at, text, python))
 
     def _skip(self) -> str:
         """Past white space and comments; the character there, "" at the end."""
@@ -71,7 +78,7 @@ class Reader:
         match = _SKIP.match(self.text, self.at)
         if match:
             if any(mark in match[0] for mark in ("//", "#", "/*")) and not any("comment" in slip.text for slip in self.slips):
-                self._slip("has comments, which JSON does not allow")
+                self._slip("has comments, which JSON does not allow", python=match[0].lstrip().startswith("#"))
             self.at = match.end()
         return self.text[self.at : self.at + 1]
 
@@ -92,7 +99,7 @@ class Reader:
         if (match := _WORD.match(self.text, self.at)) is not None and match[0] in _WORDS:
             self.at = match.end()
             if match[0] not in ("true", "false", "null"):
-                self._slip(f"writes {match[0]} as Python does")
+                self._slip(f"writes {match[0]} as Python does", python=True)
             return _WORDS[match[0]]
         if (match := _TO_INT.match(self.text, self.at)) is not None:
             self.at = match.end()
@@ -102,7 +109,7 @@ class Reader:
     def _number(self, text: str) -> int | float:
         plain = text.replace("_", "")
         if "_" in text:
-            self._slip(f"writes {text} with underscores")
+            self._slip(f"writes {text} with underscores", python=True)
         if len(plain) > 40:
             raise NotAnObject
         try:
@@ -135,8 +142,10 @@ class Reader:
             try:
                 value = self._value(depth + 1)
             except NotAnObject:
-                self._leave_out(key, start)
-                continue
+                value = self._named(start)
+                if value is None:
+                    self._leave_out(key, start)
+                    continue
             if key in found:
                 self._slip(f"gives {json.dumps(key)} twice, which DeepSpeed refuses; the last is taken")
             found[key] = value
@@ -146,7 +155,7 @@ class Reader:
         if match is not None:
             self.at = match.end()
             if not match[0].startswith('"'):
-                self._slip(f"writes {match[0][:60]} in other quotes than JSON's")
+                self._slip(f"writes {match[0][:60]} in other quotes than JSON's", python=match[0].startswith("'"))
             return _unescaped(match).strip()
         match = _WORD.match(self.text, self.at)
         if match is None:
@@ -154,6 +163,17 @@ class Reader:
         self.at = match.end()
         self._slip(f"writes the key {match[0][:60]} without quotes")
         return match[0]
+
+    def _named(self, start: int) -> Any:
+        """What a name in the place of a value stands for; None where that is no plain value."""
+        self.at = start
+        self._skip()
+        match = _WORD.match(self.text, self.at)
+        held = self.bindings.before(start).get(match[0]) if match is not None else None
+        if not isinstance(held, ast.Constant):
+            return None
+        self.at = match.end()
+        return held.value
 
     def _leave_out(self, key: str, start: int) -> None:
         """A value that is none: a name, a call. What follows it is read on."""
@@ -167,7 +187,7 @@ class Reader:
 
     def _list(self, depth: int, closing: str) -> list[Any]:
         if closing == ")":
-            self._slip("writes a list in round brackets")
+            self._slip("writes a list in round brackets", python=True)
         self.at += 1
         found: list[Any] = []
         while True:
@@ -191,7 +211,7 @@ class Reader:
             character = self._skip()
         first = before in ("{", "[", "(") and not commas
         if commas > 1 or commas and (character == closing or before in ("{", "[", "(")):
-            self._slip("has a comma too many")
+            self._slip("has a comma too many", python=commas == 1 and before not in ("{", "[", "("))
         elif not commas and not first and character and character != closing:
             self._slip("lacks a comma between two entries")
         return character

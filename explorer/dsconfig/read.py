@@ -19,6 +19,7 @@ from explorer.dsconfig.commands import WITH_PYTHON, read_commands
 from explorer.dsconfig.findings import Finding
 from explorer.dsconfig.forgiving import MOST_TOKENS, NotAnObject, Reader
 from explorer.dsconfig.keys import ALIASES, ZERO
+from explorer.dsconfig.literals import Bindings
 from explorer.dsconfig.parts import Part, take_arguments
 from explorer.dsconfig.sections import KNOWN, REMOVED
 from explorer.dsconfig.snippets import read_calls
@@ -66,7 +67,8 @@ def read(text: str, form: str | None = None) -> Pasted:
         raise BadInput("text", "is over 1 MiB; paste the configuration and the error only")
     text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\u00a0", " ").replace("\ufeff", "")
     parts: list[Part] = []
-    for find in (read_calls, partial(_objects, form=form), read_commands, read_yaml):
+    bindings = Bindings(text)
+    for find in (partial(read_calls, bindings=bindings), partial(_objects, form=form, bindings=bindings), read_commands, read_yaml):
         found = list(islice(find(text), _MOST_PARTS))
         text = _without(text, found)
         parts += found
@@ -85,9 +87,9 @@ def _without(text: str, parts: list[Part]) -> str:
 
 # --- JSON
 
-def _objects(text: str, form: str | None) -> Iterator[Part]:
+def _objects(text: str, form: str | None, bindings: Bindings) -> Iterator[Part]:
     """A part for every object that is a configuration; one without its outer braces counts too."""
-    reader = Reader(text)
+    reader = Reader(text, bindings)
     at, found = text.find("{"), False
     while at >= 0 and reader.tokens <= MOST_TOKENS:
         part = _object(reader, at, None if found else form)
@@ -97,7 +99,7 @@ def _objects(text: str, form: str | None) -> Iterator[Part]:
         at = text.find("{", part.end if part else at + 1)
     start = text.find('"zero_optimization"')
     if not found and start >= 0:
-        naked = Reader("{" + text[start:])
+        naked = Reader("{" + text[start:], Bindings(""))
         part = _object(naked, 0, form)
         if part is not None:
             part.start, part.end = start, min(len(text), start + part.end)
@@ -112,10 +114,15 @@ def _object(reader: Reader, at: int, form: str | None) -> Part | None:
     part = Part(form=form or _form(value), start=at, end=max(at + 1, reader.at))
     if not part.form:
         return None
-    part.told = [Finding(id="not-json", key=f"line {reader.line(slip)}", text=slip.text) for slip in reader.slips]
+    alone = not reader.text[:at].strip()
+    in_python = _ASSIGNED.search(reader.text, max(0, at - 100), at) is not None
+    part.told = [Finding(id="not-json", key=f"line {reader.line(slip, 0 if alone else at)}{'' if alone else f' of the {part.form}'}", text=slip.text) for slip in reader.slips if not (in_python and slip.python)]
     _take_object(part, value)
     return part
 
+
+_ASSIGNED = re.compile(r"[A-Za-z_\])][ \t]*(?::[^=\n]{1,80})?=\s*\Z")
+"""Before an object that stands in a script."""
 
 _MARKS = {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_clipping", "zero_allow_untested_optimizer", "wall_clock_breakdown", "steps_per_print", "activation_checkpointing"}
 
@@ -164,6 +171,7 @@ def _together(parts: list[Part]) -> Pasted:
     for part in sorted(parts, key=lambda p: p.form != "Python beside the model"):
         changes.update(part.job)
     told = [f for p in parts for f in p.told]
+    unread = [f for p in parts for f in p.unread if not (f.key == "model" and f.id == "unread" and "model" in changes)]
     given = [p.deepspeed for p in parts if p.deepspeed is not None]
     if given:
         changes["deepspeed"], more = coerced(plain(_merged(given, told), "deepspeed"))
@@ -178,12 +186,12 @@ def _together(parts: list[Part]) -> Pasted:
         told.append(Finding(id="batch-missing", key="train_micro_batch_size_per_gpu", text="is missing, as is train_batch_size, and DeepSpeed stops without either, for nothing but an \"auto\" is filled from the arguments; add \"train_micro_batch_size_per_gpu\": \"auto\", which is answered here"))
     for part in (p for p in parts if p.arguments_class):
         told += [f for f in [fill(part.arguments_class, part.defaults, changes)] if f is not None]
-    _find_batch(changes, any(p.form == "TrainingArguments" for p in parts), told)
+    _find_batch(changes, any(p.form == "TrainingArguments" for p in parts), told, unread)
     _from_arguments(changes)
     launcher = next((p.launcher for p in reversed(parts) if p.launcher), None)
     told += _of_the_run(parts, changes, launcher)
     forms = tuple(dict.fromkeys(p.form for p in parts if p.form != "Python beside the model"))
-    return Pasted(changes=changes, forms=forms, coercions=_first(told), unread=_first([f for p in parts for f in p.unread]), launcher=launcher)
+    return Pasted(changes=changes, forms=forms, coercions=_first(told), unread=_first(unread), launcher=launcher)
 
 
 def _first(found: list[Finding]) -> tuple[Finding, ...]:
@@ -195,8 +203,9 @@ def _first(found: list[Finding]) -> tuple[Finding, ...]:
 
 
 def _merged(configs: list[dict[str, Any]], told: list[Finding]) -> dict[str, Any]:
-    if len(configs) > 1:
-        told.append(Finding(id="several-configs", key="deepspeed", text=f"{len(configs)} DeepSpeed configs were pasted; the last one is read"))
+    different = sum(config not in configs[:i] for i, config in enumerate(configs))
+    if different > 1:
+        told.append(Finding(id="several-configs", key="deepspeed", text=f"{different} DeepSpeed configs were pasted; the last one is read"))
     return configs[-1]
 
 
@@ -206,8 +215,11 @@ def _has_auto(value: Any) -> bool:
     return value == "auto"
 
 
-def _find_batch(changes: dict[str, Any], arguments: bool, told: list[Finding]) -> None:
-    """Samples per GPU: the Trainer's, the config's, or the config's total over GPUs and accumulation."""
+_BATCH = ("per_device_train_batch_size", "per_gpu_train_batch_size")
+
+
+def _find_batch(changes: dict[str, Any], arguments: bool, told: list[Finding], unread: list[Finding]) -> None:
+    """Samples per GPU: the Trainer's, the config's, or the config's total over GPUs and accumulation; none where the arguments give one that cannot be read."""
     config, trainer = changes.get("deepspeed", {}), changes.get("trainer") or {}
     total, steps, gpus = config.get("train_batch_size"), config.get("gradient_accumulation_steps", trainer.get("gradient_accumulation_steps", 1)), changes.get("world_size", 1)
     for value in (trainer.get("per_device_train_batch_size"), config.get("train_micro_batch_size_per_gpu")):
@@ -220,6 +232,11 @@ def _find_batch(changes: dict[str, Any], arguments: bool, told: list[Finding]) -
         steps = steps if _is_count(steps) else 1
         if total % (steps * gpus) == 0:
             changes["micro_batch"] = total // (steps * gpus)
+    elif code := next((f for f in unread if f.id == "unread" and f.key in (*_BATCH, "**")), None):
+        if code.key != "**":
+            unread.remove(code)
+        within = "may be in what is not read here" if code.key == "**" else code.text
+        told.append(Finding(id="batch-unread", key=_BATCH[0], text=f"{within}: the job's own batch stays, 1 where it has none; write the number"))
     elif arguments:
         changes["micro_batch"] = _DEFAULT_BATCH
         told.append(Finding(id="batch-default", key="per_device_train_batch_size", text=f"is not given: the Trainer's default of {_DEFAULT_BATCH} is taken"))

@@ -38,14 +38,14 @@ CONFIGS = {
     "RLOOConfig": Config(1e-6, None, f"{_SAMPLED}, and {_REFERENCE}"),
     "PPOConfig": Config(5e-5, None, f"{_SAMPLED}, and a value model, a reward model and a frozen reference stand beside it"),
 }
-_LENGTHS = ("max_length", "max_seq_length")
+LENGTHS = ("max_length", "max_seq_length")
 
 
 def defaults(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """What the class takes where `given` is silent: arguments of the Trainer, and `sequence`. None of bf16: it follows what is said of fp16."""
     config = CONFIGS[name]
     found: dict[str, Any] = {"gradient_checkpointing": True, "bf16": None, "learning_rate": config.learning_rate}
-    if config.max_length is not None and not any(key in given for key in _LENGTHS):
+    if config.max_length is not None and not any(key in given for key in LENGTHS):
         found["sequence"] = config.max_length
     return found
 
