@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 from explorer.advice import changes, host, pcie
 from explorer.advice.kept import kept_weights
@@ -54,7 +55,7 @@ def candidates(setup: Setup, profile: Profile, message: Message | None, once: Es
         yield Candidate("gradient-checkpointing", 4, "about a third more computation", changes.checkpointing)
     yield from _batch(setup, once, contrastive=model.task == "contrastive")
     yield from _optimizers(setup, settings, profile)
-    yield from _stages(settings)
+    yield from _stages(setup, settings, profile)
     short = host.is_short(setup, profile, message)
     yield from _offloads(setup, settings, profile, short)
     if short:
@@ -163,20 +164,29 @@ def _optimizers(setup: Setup, settings: Settings, profile: Profile) -> Iterator[
         yield Candidate("adafactor", 8, words + by.replace("its class", "transformers.Adafactor"), lambda s: changes.optimizer(s, "adafactor"), frozenset({"offload-optimizer", "stage-3-offload", "8-bit-optimizer"}))
 
 
-def _stages(settings: Settings) -> Iterator[Candidate]:
+def _stages(setup: Setup, settings: Settings, profile: Profile) -> Iterator[Candidate]:
+    """A stage at which a configured offload no longer waits costs what that costs."""
     words = {1: "no more communication", 2: "no more communication", 3: "half as much communication again"}
     for number in range(settings.stage + 1, 4):
-        yield Candidate(f"stage-{number}", 3 + number, words[number], lambda s, n=number: changes.stage(s, n), frozenset(f"stage-{n}" for n in (1, 2, 3)) | {"stage-3-offload"})
+        effort, cost = 3 + number, words[number]
+        then = resolve(changes.stage(setup, number))
+        optimizer, parameters = then.offload_optimizer is not None, then.offload_param is not None
+        if parameters or optimizer and settings.offload_optimizer is None:
+            effort, cost = 8 if parameters else 7, _over_pcie(setup, settings, profile, number, parameters, optimizer)
+        yield Candidate(f"stage-{number}", effort, cost, lambda s, n=number: changes.stage(s, n), frozenset(f"stage-{n}" for n in (1, 2, 3)) | {"stage-3-offload"})
+
+
+def _over_pcie(setup: Setup, settings: Settings, profile: Profile, stage: int, parameters: bool, optimizer: bool = True) -> str:
+    """What passes over PCIe in a step, of one rank."""
+    moved = human(pcie.bytes_per_step(setup, settings, profile, stage, parameters, optimizer))
+    return f"{moved} over PCIe a step and rank" + (", and the step runs on the CPU" if optimizer else "")
 
 
 def _offloads(setup: Setup, settings: Settings, profile: Profile, short: bool) -> Iterator[Candidate]:
-    """With what passes over PCIe in a step, of one rank."""
-    def cost(stage: int, parameters: bool) -> str:
-        return f"{human(pcie.bytes_per_step(setup, settings, profile, stage, parameters))} over PCIe a step and rank, and the step runs on the CPU"
-
+    cost = partial(_over_pcie, setup, settings, profile)
     if settings.offload_optimizer is None:
         lifted = max(settings.stage, 1)
-        yield Candidate("offload-optimizer", 7, cost(lifted, settings.offload_param is not None), lambda s: changes.offload(changes.stage(s, lifted), "optimizer"), frozenset({"stage-3-offload"}))
+        yield Candidate("offload-optimizer", 7, cost(lifted, settings.offload_param is not None), lambda s: changes.offload(changes.at_least_stage(s, 1), "optimizer"), frozenset({"stage-3-offload"}))
     if settings.offload_param is None:
         yield Candidate("stage-3-offload", 8, cost(3, True), lambda s: changes.offload(changes.stage(s, 3), "optimizer", "param"), frozenset({"stage-1", "stage-2", "stage-3", "offload-optimizer"}))
     if (setup.host_ram_gib is not None or short and settings.offload_optimizer is not None) and not (settings.stage == 3 and settings.offload_optimizer is not None and settings.offload_optimizer.device == "nvme"):

@@ -51,6 +51,11 @@ def stage(setup: Setup, number: int) -> Setup:
     return setup.with_deepspeed(f"{_ZERO}.stage", number)
 
 
+def at_least_stage(setup: Setup, number: int) -> Setup:
+    """That ZeRO stage where the job has a lower one."""
+    return setup if resolve(setup).stage >= number else stage(setup, number)
+
+
 def offload(setup: Setup, *parts: str) -> Setup:
     """Parts ("optimizer", "param") to host memory."""
     now = resolve(setup)

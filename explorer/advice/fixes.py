@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import combinations
@@ -93,12 +93,22 @@ def propose(setup: Setup, profile: Profile, message: Message | None = None, stop
     scarce = "host" if host.is_short(setup, profile, message) else "gpu"
     tried = partial(_tried, setup, profile, scarce, once)
     single = list(candidates(setup, profile, message, once))
-    found = [f for f in (tried((c,)) for c in single) if f is not None]
+    found = _distinct(f for f in (tried((c,)) for c in single) if f is not None)
     if scarce == "host" or profile.verdict.answer in ("does not fit", "tight"):
         found += _pairs(single, found, tried)
     if scarce == "host" and profile.verdict.answer == "fits":
         found = [f for f in found if f.moves_host]  # the rest is of a memory that did not run out
-    return tuple(sorted(found, key=_order))
+    return tuple(sorted(_distinct(found), key=_order))
+
+
+def _distinct(found: Iterable[Fix]) -> list[Fix]:
+    """Of several names for one job, a change by itself before two at once, then the dearer, which says more of its cost."""
+    chosen: dict[Setup, Fix] = {}
+    for fix in found:
+        other = chosen.setdefault(fix.setup, fix)
+        if ("+" not in fix.id, fix.effort) >= ("+" not in other.id, other.effort):
+            chosen[fix.setup] = fix
+    return list(chosen.values())
 
 
 def _estimated(stop: threading.Event | None, setup: Setup) -> Profile:

@@ -171,3 +171,34 @@ def test_what_passes_over_pcie_in_a_step():
     assert by == {(2, False): (4 + 2) * n, (3, False): (2 * 2 + 4 + 2) * n, (3, True): (2 * 2 + 4 + 2 * 2) * n}
     twice = setup.with_deepspeed("gradient_accumulation_steps", 2)
     assert pcie.bytes_per_step(twice, resolve(twice), profile, 2, False) == (4 + 2 + 3 * 2) * n  # down, up, down in 16 bit
+
+
+# --- one change, one row
+
+
+WAITING = {"offload_param": {"device": "cpu"}, "offload_optimizer": {"device": "cpu"}}
+
+
+@pytest.mark.parametrize(("stage", "parts"), [(0, ("offload_optimizer",)), (0, tuple(WAITING)), (1, ("offload_param",)), (2, ("offload_param",)), (2, tuple(WAITING))], ids=str)
+def test_an_offload_that_waits_for_its_stage_makes_no_second_row_and_costs_what_it_costs(stage, parts):
+    setup = job("meta-llama/Llama-2-7b-hf", stage, {"bf16": {"enabled": True}}, {part: WAITING[part] for part in parts}, sequence=1024, world_size=4)
+    found = fixes(setup)
+    changed = [fix.setup for fix in found.values()]
+    assert len(set(changed)) == len(changed)
+    before = resolve(setup)
+    for fix in found.values():
+        after = resolve(fix.setup)
+        woken = after.offload_param is not None or after.offload_optimizer is not None and before.offload_optimizer is None
+        assert ("over PCIe" in fix.cost) == woken, fix.id
+
+
+def test_stage_3_with_parameters_alone_on_the_host():
+    """By hand, of gpt2 in bf16: two passes fetch the weights, the step sends them down."""
+    setup = job("gpt2", 2, world_size=1, micro_batch=1)
+    assert pcie.bytes_per_step(setup, resolve(setup), estimated(setup), 3, True, optimizer=False) == (2 * 2 + 2) * 124_439_808
+
+
+def test_two_at_once_do_not_undo_each_other():
+    """Offload of the optimizer wants stage 1 at least: stage 3 beside it stays 3."""
+    setup = job(stage=2, zero={"offload_param": {"device": "cpu"}}, sequence=1024, world_size=4)
+    assert all(resolve(fix.setup).stage == 3 for name, fix in fixes(setup).items() if "stage-3" in name.split("+"))
