@@ -102,6 +102,8 @@ def disagreements(config: Mapping[str, Any], setup: Setup) -> list[Finding]:
             theirs = f"- ds {key}={value} vs hf {name.replace(' and ', '+')}={asked}"
             found.append(Finding(id="trainer-disagrees", key=key, text=f"is {shown(value)} but trainer.{name} is {shown(asked)}, which the Trainer refuses (\"{theirs[:200]}\"); make them agree, or set the former to \"auto\""))
     found += _not_filled(setup.deepspeed, trainer)
+    if warms_up_for_nothing(setup):
+        found.append(Finding(id="no-warmup", key="scheduler.params.warmup_num_steps", text="is \"auto\", which the Trainer fills from trainer.warmup_steps, 0 here, and DeepSpeed 0.19 refuses that (\"warmup_num_steps must be a positive integer, got 0\"); set warmup_steps to 1 or more"))
     if "zero_optimization" not in setup.deepspeed:
         found.append(Finding(id="trainer-wants-zero", key="zero_optimization", text="is missing, which accelerate refuses; add {\"stage\": 0}, which is answered here"))
     return found
@@ -117,6 +119,12 @@ def _not_filled(given: Mapping[str, Any], trainer: Mapping[str, Any]) -> Iterato
         yield Finding(id="trainer-disagrees", key="gradient_accumulation_steps", text=f"is {shown(written)} but trainer.gradient_accumulation_steps is left at 1, which the Trainer refuses; make them agree, or set the former to \"auto\"")
     if "gradient_clipping" not in given and clipping != 1.0:
         yield Finding(id="trainer-not-filled", key="gradient_clipping", text=f"is missing, and DeepSpeed then clips at its own default, not at trainer.max_grad_norm, {shown(clipping)}; set it to \"auto\"")
+
+
+def warms_up_for_nothing(setup: Setup) -> bool:
+    """Whether "auto" gives DeepSpeed's schedule no step to warm up in, which it refuses (runtime/lr_schedules.py, `WarmupLR`, `WarmupCosineLR`)."""
+    params = (setup.deepspeed.get("scheduler") or {}).get("params") or {}
+    return isinstance(params, Mapping) and params.get("warmup_num_steps") == "auto" and not (setup.trainer or {}).get("warmup_steps")
 
 
 def _scheduled(section: Any, trainer: Mapping[str, Any]) -> dict[str, Any]:

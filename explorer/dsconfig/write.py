@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from explorer.catalog import Model, find_model, lengths
+from explorer.dsconfig.arguments import warms_up_for_nothing
 from explorer.dsconfig.settings import Settings, resolve
 from explorer.errors import BadInput
 from explorer.jsonfile import plain
@@ -80,6 +81,8 @@ def _arguments(setup: Setup, settings: Settings) -> dict[str, Any]:
     if isinstance(betas, list) and len(betas) == 2:
         found["adam_beta1"], found["adam_beta2"] = betas
     found["max_grad_norm"] = settings.gradient_clipping
+    if warms_up_for_nothing(setup):
+        found["warmup_steps"] = 1
     found["deepspeed"] = CONFIG
     return found
 

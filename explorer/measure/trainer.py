@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from explorer.dsconfig.arguments import warms_up_for_nothing
 from explorer.errors import BadInput, CouldNotRun
 from explorer.measure.owners import storages
 from explorer.measure.run import MOST_STEPS, Run, StepReading, out_of_memory
@@ -79,7 +80,8 @@ class TrainerRun(Run):
         given = json.loads(json.dumps(dict(self.setup.trainer or {}), default=dict))
         filled = {"per_device_train_batch_size": self.setup.micro_batch, "gradient_accumulation_steps": self.settings.gradient_accumulation_steps}
         model = {"use_cache": self.setup.use_cache, "gradient_checkpointing": False}  # the model checkpoints already
-        return {**filled, **given, **FORCED, **model, "output_dir": self.folder, "deepspeed": self._json()}
+        starts = {"warmup_steps": 1} if warms_up_for_nothing(self.setup) else {}  # a schedule moves no memory; that this one is refused is a finding
+        return {**filled, **given, **FORCED, **model, **starts, "output_dir": self.folder, "deepspeed": self._json()}
 
     def _json(self) -> dict[str, Any]:
         """The DeepSpeed JSON as the job has it; an absent batch size is the job's, which "auto" gives."""

@@ -59,6 +59,7 @@ SETUPS = {
     "trainer, stage 2 in fp16": job(2, "fp16", trainer={}, top=_BATCH),
     "trainer, stage 2 offloaded": job(2, trainer={"adam_beta2": 0.95}, zero={"offload_optimizer": _CPU}, top=_BATCH),
     "trainer, stage 2, a schedule": job(2, trainer={"warmup_steps": 5}, top={**_BATCH, **_WARMUP}),
+    "trainer, stage 2, a schedule that DeepSpeed refuses as it was": job(2, trainer={}, top={**_BATCH, **_WARMUP}),
     "trainer, stage 2, accumulation": job(2, trainer={"gradient_accumulation_steps": 4}, top=_BATCH, micro_batch=3),
     "trainer, stage 2, its own AdamW": job(2, trainer={"optim": "adamw_torch"}, optimizer=None, top=_BATCH),
     "trainer, stage 2, its own SGD": job(2, trainer={"optim": "sgd"}, optimizer=None, top=_BATCH),
@@ -84,6 +85,7 @@ AS_PASTED = {
     "accumulation left out of a total": ({**_MICRO, "train_batch_size": "auto"}, {"gradient_accumulation_steps": 2}, "trainer-not-filled", "train_batch_size is not equal to micro_batch_per_gpu * gradient_acc_step"),
     "accumulation in the config alone": ({**_MICRO, "gradient_accumulation_steps": 2}, {}, "trainer-disagrees", "ds gradient_accumulation_steps=2 vs hf gradient_accumulation_steps=1"),
     "clipping left out": (_MICRO, {"max_grad_norm": 0.25}, "trainer-not-filled", {"clipping": 1.0}),
+    "no step to warm up in": ({**_MICRO, **_WARMUP}, {}, "no-warmup", "warmup_num_steps must be a positive integer, got 0"),
     "a rate that differs": ({**_MICRO, "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}}, {}, "trainer-disagrees", "ds optimizer.params.lr=0.0001 vs hf learning_rate=5e-05"),
 }
 """Configs that are not exported but run as people paste them beside their arguments."""

@@ -130,6 +130,15 @@ def _groups(setup: Setup) -> list[int]:
     return [sum(p.numel for p in parameters if p.decays is decays) for decays in (True, False)]
 
 
+def test_a_schedule_without_a_step_to_warm_up_in_is_a_finding_and_keeps_nobody_from_measuring():
+    """The Trainer fills "auto" with its warmup_steps, 0 where nothing is said, which DeepSpeed refuses."""
+    setup = JOBS["stage 2, DeepSpeed's optimizer"]
+    scheduled = setup.replace(deepspeed={**setup.deepspeed, "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": "auto"}}})
+    assert "no-warmup" in {finding.id for finding in resolve(scheduled).findings}
+    assert "no-warmup" not in {finding.id for finding in resolve(scheduled.replace(trainer={**scheduled.trainer, "warmup_steps": 1})).findings}
+    assert probe(scheduled, save=False).peak == both("stage 2, DeepSpeed's optimizer")[1].peak
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
