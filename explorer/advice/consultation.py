@@ -15,6 +15,7 @@ from explorer.advice.diagnose import diagnose
 from explorer.advice.effects import effects
 from explorer.advice.fixes import Fix, propose
 from explorer.advice.message import Message
+from explorer.advice.remaining import remaining
 from explorer.advice.remarks import SEVERITIES, Remark, of_findings
 from explorer.advice.unsaid import unsaid
 from explorer.catalog import cards, models
@@ -94,7 +95,10 @@ def consult(base: Setup | None, pasted: Pasted, message: Message, on_progress: t
             said += effects(setup, profile, pasted.launcher)
             wanted = message.is_gpu and message.requested is not None
             said += diagnose(setup, profile, message, events(setup, on_progress) if wanted else None)
-            fixes = propose(setup, profile, message, stop)
+            if message.is_gpu and profile.verdict.answer == "fits":
+                said.append(remaining(profile, message))
+            else:
+                fixes = propose(setup, profile, message, stop)
     except (BadInput, CouldNotRun) as refused:
         error = refused
         said.append(Remark(id="refused" if isinstance(refused, BadInput) else "not-modelled", severity="problem", key=getattr(refused, "field", ""), text=f"{refused}"))
@@ -138,10 +142,7 @@ def _at_failure(setup: Setup, message: Message, said: list[Remark], on_progress:
         setup = setup.replace(world_size=message.device_index + 1)
         said.append(Remark(id="gpus-implied", severity="note", key="world_size", text=f"The message is GPU {message.device_index}'s, so there are {message.device_index + 1} at least: taken so."))
     profile = estimate(setup, largest=False, on_progress=on_progress)
-    if not message.is_gpu or profile.verdict.answer != "fits":
-        return setup, profile
-    if batch_known:
-        said.append(Remark(id="fits-here", severity="hint", key="", text=f"The estimate of this job fits, with {human(profile.verdict.headroom_bytes)} to spare, though the message says that memory ran out: its batch, lengths, precision or checkpointing are not what is said here, or others use the card."))
+    if batch_known or not message.is_gpu or profile.verdict.answer != "fits":
         return setup, profile
     return _doubled(setup, profile, said, on_progress)
 
