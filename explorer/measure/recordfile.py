@@ -11,6 +11,8 @@ from typing import Any
 from explorer.errors import BadInput, one_line, shown
 from explorer.jsonfile import LARGEST_BYTES, decode_json
 from explorer.profile import CATEGORIES, PHASES, Profile
+from explorer.profile import SCHEMA as ANSWER_SCHEMA
+from explorer.setup import SCHEMA as JOB_SCHEMA
 from explorer.setup import Setup
 from explorer.units import MiB
 
@@ -54,8 +56,9 @@ def read(content: bytes, name: str) -> Record:
         raise BadInput("record", f"{name} {said}" + ("; where it was cut short, copy it again" if "JSON" in said else "")) from None
     if not isinstance(data, dict) or data.get("kind") != "record":
         raise BadInput("record", f"{name} is not a record of this program; give a file that it wrote or that was downloaded from its page")
-    if data.get("schema") != SCHEMA:
-        raise BadInput("record", f"{name} was written by a newer version (schema {shown(data.get('schema'))}); this one reads schema {SCHEMA}")
+    _check_schema("", data, SCHEMA, name)
+    _check_schema(" of its job", data.get("setup"), JOB_SCHEMA, name)
+    _check_schema(" of its answer", data.get("profile"), ANSWER_SCHEMA, name)
     try:
         setup, profile = Setup.from_job(data["setup"]), Profile.from_json(data["profile"])
         _check(profile)
@@ -64,6 +67,15 @@ def read(content: bytes, name: str) -> Record:
         raise BadInput("record", f"{name} is damaged, or its job is one of a newer version: {error}") from None
     except (KeyError, TypeError, AttributeError, ValueError):
         raise BadInput("record", f"{name} is damaged or not a record of this program; copy it again from where it was made") from None
+
+
+def _check_schema(part: str, data: Any, known: int, name: str) -> None:
+    """A newer form may have what this version would pass over, so it is refused; an absent one is 1, as in a job."""
+    schema = data.get("schema", known) if isinstance(data, dict) else known
+    if type(schema) is not int or schema < 1:
+        raise BadInput("record", f"{name} is damaged: the schema{part} is {shown(schema)}; copy it again from where it was made")
+    if schema > known:
+        raise BadInput("record", f"{name} was written by a newer version (schema {shown(schema)}{part}); this one reads schema {known}; update this one")
 
 
 def _check(profile: Profile) -> None:
