@@ -18,7 +18,7 @@ from explorer.advice.message import Message
 from explorer.advice.remaining import remaining
 from explorer.advice.remarks import SEVERITIES, Remark, of_findings
 from explorer.advice.unsaid import unsaid
-from explorer.catalog import cards, models
+from explorer.catalog import cards, find_model, models, stand_in
 from explorer.dsconfig import Finding, resolve
 from explorer.dsconfig.read import Pasted, read
 from explorer.errors import BadInput, CouldNotRun
@@ -49,7 +49,7 @@ class Consultation:
     config: Mapping[str, Any] | None = None
     """The DeepSpeed config with every "auto" filled; what only a model can fill stays "auto" where none is known."""
     error: BadInput | CouldNotRun | None = None
-    """Why there is no estimate, where that is."""
+    """Why there is no estimate, or none but of a model in the place of one that is not known."""
 
     @property
     def best(self) -> Fix | None:
@@ -88,6 +88,7 @@ def consult(base: Setup | None, pasted: Pasted, message: Message, on_progress: t
             config, findings = _config_alone(pasted)
             said += of_findings(findings, "note")
         else:
+            setup, error = _stood_in_for(setup, said)
             config = dict(resolve(setup).config)
             setup, profile = _at_failure(setup, message, said, on_progress, batch_known or "micro_batch" in pasted.changes, "world_size" in pasted.changes)
             setup, profile = _as_it_ran(setup, profile, message, said, on_progress, None if batch_known else pasted.changes)
@@ -131,6 +132,19 @@ def _job(base: Setup | None, pasted: Pasted) -> Setup | None:
     if base is None and "micro_batch" not in pasted.changes:
         return replace(pasted, changes={**pasted.changes, "micro_batch": 1}).onto(None)
     return pasted.onto(base)
+
+
+def _stood_in_for(setup: Setup, said: list[Remark]) -> tuple[Setup, BadInput | None]:
+    """A model that is not known gives way to the nearest of its family, which is told; raises BadInput where there is none."""
+    try:
+        find_model(setup.model)
+    except BadInput as unknown:
+        near = stand_in(setup.model) if isinstance(setup.model, str) else None
+        if near is None:
+            raise
+        said.append(Remark(id="model-stand-in", severity="problem", key="model", text=f"estimated as {near.name}, since {setup.model} is not known here; paste its config.json for its own numbers."))
+        return setup.replace(model=near.name), unknown
+    return setup, None
 
 
 # --- what the message adds

@@ -68,9 +68,14 @@ def find_card(name: str) -> Card:
     for card in cards():
         if plain == _plain(card.name) or _words(card.name) <= words and not words & _OTHERS:
             return card
-    names = [card.name for card in cards()]
-    near = difflib.get_close_matches(name.upper()[:60], names, 3, 0.3) or names
+    near = _near(name, [card.name for card in cards()])
     raise BadInput("gpu", f"is {shown(name)}, which is not a known card; choose one of {', '.join(near)}, or give capacity_gib instead")
+
+
+def _near(name: str, names: list[str]) -> list[str]:
+    """Names with a word of it, smallest card first; else those alike, most alike first; else all."""
+    words = {word for word in _words(name) if not word.endswith("gb")}
+    return [n for n in names if words & _words(n)] or difflib.get_close_matches(name.upper()[:60], names, 3, 0.75) or names
 
 
 _OTHERS = {"laptop", "mobile", "mig"}

@@ -15,6 +15,7 @@ from explorer.catalog.checks import check
 from explorer.catalog.hub import hub_config
 from explorer.catalog.kinds import Kind, Task, kinds, task_of
 from explorer.catalog.own import Factory, find_factory
+from explorer.catalog.relatives import relatives
 from explorer.errors import BadInput, shown
 from explorer.jsonfile import read_json
 
@@ -134,9 +135,15 @@ def _short_name(model: Model) -> str:
 
 
 def _way_out(name: str) -> str:
-    names = [n for model in models() for n in (model.name, _short_name(model))]
-    near = list(dict.fromkeys(n.rpartition("/")[2] for n in difflib.get_close_matches(name[:60], names, 4, 0.4)))
-    return "paste its config.json, or choose " + (", ".join(near[:3]) if near else "a model of the catalog")
+    near = [model.rpartition("/")[2] for model in relatives(name, [m.name for m in models()])]
+    return "paste its config.json, or choose " + (f"one of its family: {', '.join(near[:3])}" if near else "a model of the catalog")
+
+
+def stand_in(name: str) -> Model | None:
+    """The catalog's model that is nearest to a name which is not known, of its family; None where there is none."""
+    if name.endswith(".json") or name.startswith(("/", ".", "~")):
+        return None
+    return next((find_model(near) for near in relatives(name, [m.name for m in models()])), None)
 
 
 @lru_cache(maxsize=128)

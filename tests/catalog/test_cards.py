@@ -62,3 +62,9 @@ def test_an_unknown_card_is_one_sentence_with_names(name, words):
 
 def test_each_number_says_where_it_comes_from():
     assert all(card.source and card.outside_source for card in cards())
+
+
+@pytest.mark.parametrize(("name", "offered"), [("A100", "A100-40GB, A100-80GB"), ("V100", "V100-16GB, V100-32GB"), ("H100-96GB", "H100-80GB"), ("A1O0-80GB", "A100-80GB, H100-80GB, A100-40GB")])
+def test_names_offered_are_of_that_card_and_the_smaller_comes_first(name, offered):
+    with pytest.raises(BadInput, match=f"choose one of {offered}[,] or give"):
+        find_card(name)
