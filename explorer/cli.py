@@ -39,6 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a file's name, or a terminal without UTF-8, stops no answer
+    empty = next((name for name, value in vars(options).items() if value == ""), None)
+    if empty:  # as a shell leaves it where a variable is not set: not the same as leaving the option out
+        return _refused(options.command, f"--{empty} is empty; give it a name, or leave it out", BAD_INPUT, options.json)
     run = {"check": _check, "records": cli_records.run}.get(options.command, partial(_jobs, parser))
     try:
         return run(options)

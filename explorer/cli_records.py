@@ -53,9 +53,9 @@ def _answer(options: argparse.Namespace) -> None:
     if options.compare:
         found = compare(*(_record(word) for word in options.compare))
         print(json.dumps(found.to_json()) if options.json else side_by_side(found))
-    elif options.export:
+    elif options.export is not None:
         sys.stdout.write(records.content(records.get(options.export)).decode("utf-8-sig"))
-    elif options.remove:
+    elif options.remove is not None:
         _said(records.remove(options.remove), options.json)
     else:
         for record in records.all():

@@ -30,6 +30,8 @@ def read_json(path: str | Path, field: str) -> Any:
 def read_bytes(path: str | Path, field: str) -> bytes:
     """The content of a file or pipe, one byte beyond LARGEST_BYTES at most; BadInput naming `field` where it cannot be read."""
     name = one_line(path, 200)
+    if not name:
+        raise BadInput(field, "cannot read a file without a name; give a JSON file")
     if isdir(path):
         raise BadInput(field, f"{name} is a directory, not a file; give a JSON file")
     try:

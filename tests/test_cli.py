@@ -111,6 +111,14 @@ def test_a_fault_of_ours_leaves_the_other_jobs_their_answers(files, capsys, monk
     assert "Traceback" in captured.err
 
 
+def test_an_option_that_is_empty_is_not_one_left_out(files, capsys):
+    (path,) = files(FITS)
+    assert cli.main(["check", "--job", path, "--oom", "", "--json"]) == 2
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["error"] == "--oom is empty; give it a name, or leave it out"
+    assert captured.err.splitlines() == ["check: --oom is empty; give it a name, or leave it out"]
+
+
 def test_a_file_that_is_not_there_is_bad_input(capsys, tmp_path):
     path = str(tmp_path / "none.json")
     assert cli.main(["estimate", path, "--json"]) == 2

@@ -56,6 +56,10 @@ def test_what_was_exported_can_be_imported_and_compared(capsys, tmp_path):
     ("arguments", "said"),
     [
         (["--import", "/nowhere/one.json"], "cannot read /nowhere/one.json: No such file"),
+        (["--import", ""], "cannot read a file without a name; give a JSON file"),
+        (["--export", ""], "--export is empty; give it a name, or leave it out"),
+        (["--remove", ""], "--remove is empty; give it a name, or leave it out"),
+        (["--compare", "gpt2-z2", ""], 'none is called ""'),
         (["--import", "README.md"], "README.md is not valid JSON"),
         (["--export", "clip78-2566"], 'none is called "clip78-2566"; did you mean "clip78-256"?'),
         (["--remove", "gpt2-z2"], "ships with the explorer"),
@@ -67,6 +71,14 @@ def test_what_cannot_be_is_one_sentence(capsys, monkeypatch, root, arguments, sa
     code, out, err = run(capsys, *arguments, "--json")
     assert code == 2 and said in err and len(err.splitlines()) == 1 and err.startswith("records: ")
     assert said in json.loads(out)["error"]
+
+
+def test_a_record_with_a_newer_answer_is_not_kept(capsys, tmp_path):
+    newer = json.loads((records.SHIPPED / "gpt2-z2.json").read_text())
+    newer["profile"]["schema"] = 99
+    (tmp_path / "newer.json").write_text(json.dumps(newer))
+    code, out, err = run(capsys, "--import", str(tmp_path / "newer.json"))
+    assert (code, out) == (2, "") and "newer version (schema 99 of its answer)" in err and not records.folder().exists()
 
 
 def test_one_bad_file_does_not_keep_the_others_out(capsys, tmp_path):
