@@ -92,20 +92,23 @@ def _check(options: argparse.Namespace) -> int:
     """One consultation. What DeepSpeed would refuse is bad input, though it is answered as it was meant."""
     from explorer.advice.check import check, report, sizes
 
-    try:
-        found = check(options.config, options.trainer, options.oom, options.job, _progress)
-        more = sizes(found, options.largest, options.prove, _progress)
-    except BadInput as error:
-        return _refused("check", str(error), error.exit_code, options.json)
-    wrong = str(found.error) if found.error else found.stops[0].text if found.stops else None
-    code = found.error.exit_code if found.error else BAD_INPUT if found.stops else _BY_ANSWER[found.profile.verdict.answer if found.profile else None]
+    found = check(options.config, options.trainer, options.oom, options.job, _progress)
+    more, unproven = sizes(found, options.largest, options.prove, _progress)
+    wrong = str(found.error) if found.error else found.stops[0].text if found.stops else str(unproven) if unproven else None
+    codes = {found.error.exit_code if found.error else BAD_INPUT if found.stops else _BY_ANSWER[found.profile.verdict.answer if found.profile else None], unproven.exit_code if unproven else FITS}
     if wrong:
-        print(f"check: {' '.join(wrong.split())}", file=sys.stderr)
+        print(f"check: {one_line(wrong, 1000)}", file=sys.stderr)
     if options.json:
-        _line({**found.to_json(), **more, **({"error": wrong, "job": options.job or options.config} if wrong else {})})
+        _line({**found.to_json(), **more, **({"error": wrong, "job": _at_fault(options, found.error)} if wrong else {})})
     else:
         print(report(found, more))
-    return code
+    return next(code for code in _WORST_FIRST if code in codes)
+
+
+def _at_fault(options: argparse.Namespace, error: BadInput | CouldNotRun | None) -> str:
+    """The file that an error is of: the one that it names, else the first that says what is trained."""
+    given = {name: getattr(options, name) for name in ("job", "config", "trainer", "oom") if getattr(options, name) is not None}
+    return given.get(getattr(error, "field", ""), next(iter(given.values()), options.command))
 
 
 def _job(path: str, run: Callable[[Setup], Profile], as_json: bool) -> int:

@@ -2,49 +2,79 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from explorer.advice import largest, oom
 from explorer.advice.consultation import Consultation, consult
 from explorer.advice.message import Message
+from explorer.advice.remarks import Remark
 from explorer.dsconfig.read import Pasted, read
 from explorer.errors import BadInput, CouldNotRun, one_line
 from explorer.estimator import tapes
-from explorer.jsonfile import LARGEST_BYTES
+from explorer.jsonfile import LARGEST_BYTES, decode_json, read_bytes
 from explorer.measure.runner import probe
 from explorer.setup import Setup
 from explorer.units import human
 
 
 def check(config: str | None, trainer: str | None, message: str | None, job: str | None, on_progress: tapes.Progress | None = None) -> Consultation:
-    """The consultation of up to four files. Raises BadInput naming the one that cannot be read, or holds nothing of its kind."""
-    if not (config or trainer or message or job):
-        raise BadInput("", "nothing to check; name a --config, a --trainer, an --oom or a --job file")
-    pasted = _together(_read(config, "config", "DeepSpeed config"), _read(trainer, "trainer", "TrainingArguments"))
-    return consult(Setup.from_file(job) if job else None, pasted, oom.read(_text(message, "oom")) if message else Message(kind="none"), on_progress, batch_known=job is not None)
+    """The consultation of up to four files, "-" for standard input. One that cannot be read, or holds nothing of its kind, is in `error`, whose field is the option's name."""
+    said = Message(kind="none")
+    try:
+        given = [path for path in (config, trainer, message, job) if path is not None]
+        if not given:
+            raise BadInput("", "nothing to check; name a --config, a --trainer, an --oom or a --job file")
+        if given.count(_STDIN) > 1:
+            raise BadInput("", "standard input can be one of the files only; name the others")
+        said = said if message is None else _message(message)
+        pasted = _together(_read(config, "config", "DeepSpeed config"), _read(trainer, "trainer", "TrainingArguments"))
+        base = None if job is None else Setup.from_job(decode_json(_content(job, "job"), "job", _name(job)))
+    except BadInput as refused:
+        return Consultation(message=said, pasted=Pasted(changes={}), remarks=(Remark(id="refused", severity="problem", key=refused.field, text=f"{refused}"),), error=refused)
+    return consult(base, pasted, said, on_progress, batch_known=job is not None)
+
+
+def _message(path: str) -> Message:
+    """A log may hold what is no text; it is read around."""
+    text = _content(path, "oom").decode("utf-8-sig", errors="replace")
+    if not text.strip():
+        raise BadInput("oom", f"{_name(path)} is empty; give the out-of-memory message, or the log it stands in")
+    return oom.read(text)
 
 
 def _read(path: str | None, field: str, form: str) -> Pasted:
     if path is None:
         return Pasted(changes={})
-    pasted = read(_text(path, field), form)
+    try:
+        pasted = read(_content(path, field).decode("utf-8-sig"), form)
+    except UnicodeDecodeError:
+        raise BadInput(field, f"{_name(path)} is not text in UTF-8; save it so and give it to --{field} again") from None
     if not pasted.forms:
-        raise BadInput(field, f"{one_line(path, 200)} holds no {form}; give its JSON, or the text it stands in")
+        raise BadInput(field, f"{_name(path)} holds no {form}; give its JSON, or the text it stands in")
     return pasted
 
 
-def _text(path: str, field: str) -> str:
-    try:
-        with Path(path).open("rb") as file:
-            content = file.read(LARGEST_BYTES + 1)
-    except (OSError, ValueError) as error:
-        raise BadInput(field, f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+_STDIN = "-"
+
+
+def _name(path: str) -> str:
+    return "standard input" if path == _STDIN else one_line(path, 200)
+
+
+def _content(path: str, field: str) -> bytes:
+    """All of a file or of standard input."""
+    if path != _STDIN:
+        content = read_bytes(path, field)
+    elif sys.stdin is None or sys.stdin.closed:
+        raise BadInput(field, "standard input is closed; give a file, or send it there")
+    else:
+        content = sys.stdin.buffer.read(LARGEST_BYTES + 1)
     if len(content) > LARGEST_BYTES:
-        raise BadInput(field, f"{path} is over 1 MiB; give the part that matters")
-    return content.decode("utf-8-sig", errors="replace")
+        raise BadInput(field, f"{_name(path)} is over 1 MiB; give the part that matters")
+    return content
 
 
 def _together(config: Pasted, trainer: Pasted) -> Pasted:
@@ -57,25 +87,31 @@ def _together(config: Pasted, trainer: Pasted) -> Pasted:
     return Pasted(changes=changes, forms=config.forms + trainer.forms, coercions=coercions + trainer.coercions, unread=config.unread + trainer.unread, launcher=trainer.launcher or config.launcher)
 
 
-def sizes(consultation: Consultation, all_of_them: bool, prove: largest.Axis | None, on_progress: tapes.Progress | None = None) -> dict[str, Any]:
-    """What `--largest` and `--prove` add to the answer; null where there is no job to ask of. What cannot be run is said there, and nothing else is lost for it."""
+def sizes(consultation: Consultation, all_of_them: bool, prove: largest.Axis | None, on_progress: tapes.Progress | None = None) -> tuple[dict[str, Any], BadInput | CouldNotRun | None]:
+    """(what `--largest` and `--prove` add to the answer, null where there is no job to ask of; why nothing was proven, where nothing could be run). Nothing else is lost for it."""
     setup = consultation.setup if consultation.error is None else None
     more: dict[str, Any] = {}
+    unproven: BadInput | CouldNotRun | None = None
     if all_of_them:
         more["largest"] = None if setup is None else largest.to_json(setup, on_progress)
     if prove:
-        more["proof"] = None if setup is None else _proof(setup, prove, on_progress)
-    return more
+        try:
+            more["proof"] = _proof(setup, prove, on_progress)
+        except (BadInput, CouldNotRun) as error:
+            unproven = error
+            more["proof"] = None if setup is None else {"axis": prove, "n": None, "holds": None, "peak_allocated_bytes": None, "beyond_peak_allocated_bytes": None, "text": f"Not run: {error}."}
+    return more, unproven
 
 
-def _proof(setup: Setup, axis: largest.Axis, on_progress: tapes.Progress | None) -> dict[str, Any]:
-    try:
-        n = largest.largest(setup, axis, on_progress)
-        if n is None:
-            raise BadInput("gpu", "is not given, nor capacity_gib: there is nothing to be the largest for")
-        return largest.prove(setup, axis, n, partial(probe, on_progress=on_progress)).to_json()
-    except (BadInput, CouldNotRun) as error:
-        return {"axis": axis, "n": None, "holds": None, "peak_allocated_bytes": None, "beyond_peak_allocated_bytes": None, "text": f"Not run: {error}."}
+def _proof(setup: Setup | None, axis: largest.Axis, on_progress: tapes.Progress | None) -> dict[str, Any]:
+    if setup is None:
+        raise CouldNotRun("there is no job to prove; name a --job file with a model and a batch")
+    n = largest.largest(setup, axis, on_progress)
+    if n is None:
+        raise BadInput("gpu", "is not given, nor capacity_gib: there is nothing to be the largest for")
+    if n < 1:
+        raise CouldNotRun(f"no {axis} fits, so there is nothing to run")
+    return largest.prove(setup, axis, n, partial(probe, on_progress=on_progress)).to_json()
 
 
 _MOST_FIXES = 12

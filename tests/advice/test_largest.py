@@ -133,5 +133,23 @@ def test_a_proof_that_cannot_be_run_loses_nothing_else(tmp_path, capsys, monkeyp
 
     monkeypatch.setattr("explorer.advice.check.probe", refuse)
     code, found = check(tmp_path, capsys, job("gpt2").to_job(), "--prove", "micro_batch")
-    assert (code, found["proof"]["holds"], found["proof"]["text"]) == (0, None, "Not run: there is no GPU here.")
-    assert found["fixes"]
+    assert (code, found["proof"]["holds"], found["proof"]["text"], found["error"]) == (5, None, "Not run: there is no GPU here.", "there is no GPU here")
+    assert found["fixes"] and found["job"].endswith("job.json")
+
+
+@pytest.mark.parametrize(("change", "axis", "code", "words"), [
+    ({"gpu": None}, "micro_batch", 2, "gpu: is not given"),
+    ({}, "target_sequence", 2, "is no length of gpt2"),
+    ({"capacity_gib": 0.5}, "micro_batch", 5, "no micro_batch fits"),
+])
+def test_what_there_is_nothing_to_prove_of_is_no_success(tmp_path, capsys, monkeypatch, change, axis, code, words):
+    monkeypatch.setattr("explorer.advice.check.probe", lambda *_, **__: pytest.fail("nothing to run"))
+    given, found = check(tmp_path, capsys, job("gpt2").to_job() | change, "--prove", axis)
+    assert given == code and words in found["error"] and words in found["proof"]["text"]
+
+
+def test_without_a_job_nothing_is_proven(capsys, tmp_path):
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2}}')
+    assert cli.main(["check", "--config", str(tmp_path / "ds.json"), "--prove", "micro_batch", "--json"]) == 5
+    found = json.loads(capsys.readouterr().out)
+    assert found["proof"] is None and "name a --job" in found["error"]
