@@ -247,12 +247,14 @@ def _marks(consultation: Consultation) -> dict[Setup, str]:
 
 
 def files(setup: Setup) -> tuple[File, ...]:
-    """The files and lines that run a job: ds_config.json, TrainingArguments, the launch command, the environment. Empty where DeepSpeed would refuse it."""
-    from explorer.dsconfig.write import CONFIG, write
+    """The files and lines that run a job: ds_config.json, TrainingArguments, the lines that make the model, the launch command, the environment. Empty where DeepSpeed would refuse it."""
+    from explorer.catalog import find_model
+    from explorer.dsconfig.write import CONFIG, model_lines, write
 
     try:
         out = write(setup)
+        model = "" if find_model(setup.model).source == "own" else model_lines(setup)  # whose lines are the person's own
     except BadInput:
         return ()
-    found = [(CONFIG, out.config_text), ("training_args.py", out.arguments_text), ("launch.sh", f"{out.launch}\n"), ("environment.sh", out.environment_text)]
+    found = [(CONFIG, out.config_text), ("training_args.py", out.arguments_text), ("model.py", model), ("launch.sh", f"{out.launch}\n"), ("environment.sh", out.environment_text)]
     return tuple(File(name=name, content=content) for name, content in found if content)

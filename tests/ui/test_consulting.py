@@ -240,6 +240,12 @@ def test_the_files_say_what_the_controls_say():
     found = {file.name: file.content for file in consulting.files}
     assert json.loads(found["ds_config.json"])["zero_optimization"]["stage"] == 3
     assert "per_device_train_batch_size=320" in found["training_args.py"]
+    assert list(found)[:3] == ["ds_config.json", "training_args.py", "model.py"]
+    assert found["model.py"].startswith("model = CLIPModel.from_pretrained('openai/clip-vit-large-patch14', attn_implementation='sdpa')")
+    consulting.state.gradient_checkpointing = True
+    changed = {file.name: file.content for file in consulting.files}
+    assert "gradient_checkpointing_enable" in changed["model.py"]
+    assert 'data-name="model.py"' in doctor_html.files(consulting.files)
     assert found["launch.sh"] == "deepspeed --num_gpus 1 train.py\n"
     assert "environment.sh" not in found
     assert "expandable_segments:True" in files(Setup.from_job(TOO_LARGE | {"allocator": {"expandable_segments": True}}))[-1].content
