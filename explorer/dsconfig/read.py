@@ -72,7 +72,7 @@ def read(text: str, form: str | None = None) -> Pasted:
         found = list(islice(find(text), _MOST_PARTS))
         text = _without(text, found)
         parts += found
-    return _together(sorted(parts, key=lambda p: p.start))
+    return _together(sorted(parts, key=lambda p: p.start), bindings.text)
 
 
 _MOST_PARTS = 50
@@ -165,7 +165,7 @@ _DEFAULT_BATCH = 8
 """per_device_train_batch_size where TrainingArguments leave it out (transformers/training_args.py)."""
 
 
-def _together(parts: list[Part]) -> Pasted:
+def _together(parts: list[Part], text: str) -> Pasted:
     """Later pieces add to earlier ones, and win where they differ; a model's own line wins over its tokenizer's."""
     changes: dict[str, Any] = {}
     for part in sorted(parts, key=lambda p: p.form != "Python beside the model"):
@@ -176,6 +176,8 @@ def _together(parts: list[Part]) -> Pasted:
     if given:
         changes["deepspeed"], more = coerced(plain(_merged(given, told), "deepspeed"))
         told += more
+    if any(p.deepspeed is not None and p.form not in ("accelerate config", "command line") for p in parts):
+        told = [f for f in told if f.id != "config-file"]
     trainers = [p.trainer for p in parts if p.trainer is not None]
     if trainers:
         changes["trainer"] = plain({k: v for trainer in trainers for k, v in trainer.items() if v is not None}, "trainer")
@@ -189,6 +191,7 @@ def _together(parts: list[Part]) -> Pasted:
     _find_batch(changes, any(p.form == "TrainingArguments" for p in parts), told, unread)
     _from_arguments(changes)
     launcher = next((p.launcher for p in reversed(parts) if p.launcher), None)
+    _find_release(text, changes, told)
     told += _of_the_run(parts, changes, launcher)
     forms = tuple(dict.fromkeys(p.form for p in parts if p.form != "Python beside the model"))
     return Pasted(changes=changes, forms=forms, coercions=_first(told), unread=_first(unread), launcher=launcher)
@@ -225,6 +228,7 @@ def _find_batch(changes: dict[str, Any], arguments: bool, told: list[Finding], u
     for value in (trainer.get("per_device_train_batch_size"), config.get("train_micro_batch_size_per_gpu")):
         if _is_count(value):
             changes["micro_batch"] = value
+            _find_gpus(changes, total, value, steps, told)
             return
     if "micro_batch" in changes:
         return
@@ -240,6 +244,27 @@ def _find_batch(changes: dict[str, Any], arguments: bool, told: list[Finding], u
     elif arguments:
         changes["micro_batch"] = _DEFAULT_BATCH
         told.append(Finding(id="batch-default", key="per_device_train_batch_size", text=f"is not given: the Trainer's default of {_DEFAULT_BATCH} is taken"))
+
+
+_RELEASE = re.compile(r"\bdeepspeed[`*]{0,3}(?:[ _](?:version|info))?[ \t:=.v`*\"']{1,80}(?:version=)?(\d{1,3}\.\d{1,3}\.\d{1,3})(?!\.?\d)", re.IGNORECASE)
+"""`pip freeze` and `pip list`, a requirement, `ds_report`, and the line that DeepSpeed logs when it starts."""
+
+
+def _find_release(text: str, changes: dict[str, Any], told: list[Finding]) -> None:
+    """The release that the text names last."""
+    named = [match[1] for match in islice(_RELEASE.finditer(text), 1000)]
+    if named and "deepspeed_version" not in changes:
+        changes["deepspeed_version"] = named[-1]
+        told.append(Finding(id="release-read", key="deepspeed_version", text=f"is taken as {named[-1]}, which the text names"))
+
+
+def _find_gpus(changes: dict[str, Any], total: Any, micro: int, steps: Any, told: list[Finding]) -> None:
+    """How many GPUs a total is of, where nothing else says it."""
+    shared = changes["deepspeed"].get("sequence_parallel_size", 1) if "deepspeed" in changes else 1
+    if "world_size" in changes or shared != 1 or not (_is_count(total) and _is_count(steps)) or total % (micro * steps):
+        return
+    changes["world_size"] = total // (micro * steps)
+    told.append(Finding(id="gpus-of-total", key="train_batch_size", text=f"is {total}, which is {micro} samples × {steps} accumulated × {changes['world_size']} GPUs: so many are taken"))
 
 
 def _of_the_run(parts: list[Part], changes: dict[str, Any], launcher: str | None) -> Iterator[Finding]:
