@@ -20,6 +20,7 @@ from explorer.advice.remarks import SEVERITIES, Remark, of_findings
 from explorer.advice.unsaid import unsaid
 from explorer.catalog import cards, find_model, models, stand_in
 from explorer.dsconfig import Finding, resolve
+from explorer.dsconfig.assumed import assumed
 from explorer.dsconfig.read import Pasted, read
 from explorer.errors import BadInput, CouldNotRun
 from explorer.estimator import tapes
@@ -79,7 +80,7 @@ def consult(base: Setup | None, pasted: Pasted, message: Message, on_progress: t
     """
     told = [f for f in pasted.coercions if f.id != "trainer-assumed" or base is None or base.trainer is None]
     said = [*reading.remarks(message), *of_findings(told, "note"), *of_findings(pasted.unread, "note")]
-    said = [replace(r, severity="problem") if r.id in STOPS or r.id in ("launched-with-python", "config-file", "built-before-arguments", "batch-missing") else r for r in said]
+    said = [replace(r, severity="problem") if r.id in STOPS or r.id in ("launched-with-python", "config-file", "built-before-arguments", "batch-missing", "batch-unread") else r for r in said]
     setup, profile, fixes, error, config = None, None, (), None, None
     try:
         setup = _job(base, pasted)
@@ -93,6 +94,8 @@ def consult(base: Setup | None, pasted: Pasted, message: Message, on_progress: t
             setup, profile = _at_failure(setup, message, said, on_progress, batch_known or "micro_batch" in pasted.changes, "world_size" in pasted.changes)
             setup, profile = _as_it_ran(setup, profile, message, said, on_progress, None if batch_known else pasted.changes)
             config = dict(resolve(setup).config)
+            if base is None:
+                said += of_findings(assumed(setup, pasted.changes), "note")
             said += effects(setup, profile, pasted.launcher)
             wanted = message.is_gpu and message.requested is not None
             said += diagnose(setup, profile, message, events(setup, on_progress) if wanted else None)

@@ -102,11 +102,20 @@ def disagreements(config: Mapping[str, Any], setup: Setup) -> list[Finding]:
             theirs = f"- ds {key}={value} vs hf {name.replace(' and ', '+')}={asked}"
             found.append(Finding(id="trainer-disagrees", key=key, text=f"is {shown(value)} but trainer.{name} is {shown(asked)}, which the Trainer refuses (\"{theirs[:200]}\"); make them agree, or set the former to \"auto\""))
     found += _not_filled(setup.deepspeed, trainer)
+    found += _fp32(setup.deepspeed, config, trainer)
     if warms_up_for_nothing(setup):
         found.append(Finding(id="no-warmup", key="scheduler.params.warmup_num_steps", text="is \"auto\", which the Trainer fills from trainer.warmup_steps, 0 here, and DeepSpeed 0.19 refuses that (\"warmup_num_steps must be a positive integer, got 0\"); set warmup_steps to 1 or more"))
     if "zero_optimization" not in setup.deepspeed:
         found.append(Finding(id="trainer-wants-zero", key="zero_optimization", text="is missing, which accelerate refuses; add {\"stage\": 0}, which is answered here"))
     return found
+
+
+def _fp32(given: Mapping[str, Any], config: Mapping[str, Any], trainer: Mapping[str, Any]) -> Iterator[Finding]:
+    """An "auto" that arguments without a word of precision turn off."""
+    sections = [name for name in ("fp16", "bf16") if isinstance(given.get(name), Mapping) and given[name].get("enabled") == "auto"]
+    on = any(isinstance(config.get(name), Mapping) and config[name].get("enabled") for name in ("fp16", "bf16"))
+    if sections and not on and not any(name in trainer for name in ("fp16", "bf16", "fp16_full_eval", "bf16_full_eval")):
+        yield Finding(id="auto-is-fp32", key=f"{sections[0]}.enabled", text="is \"auto\", which is off, since the arguments set neither fp16 nor bf16: the run is in fp32; set one of them to true")
 
 
 def _not_filled(given: Mapping[str, Any], trainer: Mapping[str, Any]) -> Iterator[Finding]:

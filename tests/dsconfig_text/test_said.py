@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from explorer.advice import doctor
+from explorer.dsconfig import resolve
 from explorer.dsconfig.read import read
 from explorer.setup import Setup
 
@@ -51,3 +53,17 @@ def test_a_total_says_how_many_gpus_it_is_of() -> None:
     assert [f.text for f in pasted.coercions] == ["is 128, which is 4 samples × 8 accumulated × 4 GPUs: so many are taken"]
     assert read(f"{_TOTAL}$ deepspeed --num_gpus 2 train.py\n").changes["world_size"] == 2
     assert "world_size" not in read(_TOTAL.replace("128", "100")).changes
+
+
+@pytest.mark.parametrize(("trainer", "told"), [({"learning_rate": 1e-5}, 1), ({"bf16": True}, 0), ({"bf16": False}, 0)])
+def test_an_auto_that_is_fp32_is_told(trainer: dict, told: int) -> None:
+    setup = Setup(model="gpt2", micro_batch=1, trainer=trainer, deepspeed={"zero_optimization": {"stage": 2}, "bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}})
+    assert sum(f.id == "auto-is-fp32" for f in resolve(setup).findings) == told
+
+
+def test_what_nobody_said_is_told() -> None:
+    model = "model = AutoModelForCausalLM.from_pretrained('gpt2')\n"
+    said = {r.id: r.text for r in doctor(f"{model}TrainingArguments('o', bf16=True, per_device_train_batch_size=2)\n").remarks}
+    assert said["length-assumed"] == "sequence is not given: 1,024 tokens are taken, as is usual for gpt2" and "1 GPU is taken" in said["gpus-assumed"]
+    known = {r.id for r in doctor(f"{model}$ deepspeed --num_gpus 1 t.py --per_device_train_batch_size 2 --max_seq_length 512 --bf16 true\n").remarks}
+    assert not known & {"length-assumed", "gpus-assumed", "batch-assumed"}
