@@ -60,6 +60,8 @@ def _answer(options: argparse.Namespace) -> None:
     else:
         for record in records.all():
             _said(record, options.json)
+        for sentence in records.unreadable():
+            print(f"records: {one_line(sentence, 1000)}", file=sys.stderr)
 
 
 def _record(word: str) -> Record:

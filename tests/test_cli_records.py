@@ -81,6 +81,18 @@ def test_a_record_with_a_newer_answer_is_not_kept(capsys, tmp_path):
     assert (code, out) == (2, "") and "newer version (schema 99 of its answer)" in err and not records.folder().exists()
 
 
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_a_damaged_record_of_one_s_own_is_said_and_the_others_are_listed(capsys, options):
+    plain = run(capsys, *options)[1]
+    records.folder().mkdir(parents=True)
+    for name in ("cut", "foreign"):
+        (records.folder() / f"{name}.json").write_text('{"kind": ' if name == "cut" else "[]")
+    code, out, err = run(capsys, *options)
+    assert (code, out) == (0, plain)
+    cut, foreign = err.splitlines()
+    assert cut.startswith(f"records: left out of {records.folder()}: cut.json is not valid JSON") and "foreign.json is not a record" in foreign
+
+
 def test_one_bad_file_does_not_keep_the_others_out(capsys, tmp_path):
     (tmp_path / "bad.json").write_text("{")
     good = str(records.SHIPPED / "gpt2-z2.json")

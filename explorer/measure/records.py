@@ -10,13 +10,13 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 
-from explorer.errors import BadInput, CouldNotRun, nearest, shown
+from explorer.errors import BadInput, CouldNotRun, nearest, one_line, shown
 from explorer.jsonfile import read_bytes
 from explorer.measure.recordfile import Record, read, to_json
 from explorer.profile import Profile
 from explorer.setup import Setup
 
-__all__ = ["SHIPPED", "Record", "all", "content", "find", "folder", "get", "keep", "load", "remove", "save", "to_json"]
+__all__ = ["SHIPPED", "Record", "all", "content", "find", "folder", "get", "keep", "load", "remove", "save", "to_json", "unreadable"]
 
 SHIPPED = Path(__file__).parent.parent / "records"
 
@@ -116,18 +116,36 @@ def find(setup: Setup) -> Record | None:
 
 def all() -> list[Record]:  # noqa: A001 (records.all() reads as it should)
     """Every readable record, the user's before the shipped ones, newest first."""
-    own = sorted(_readable(folder()), key=lambda r: r.recorded_at, reverse=True)
+    own = sorted(_sound(folder()), key=lambda r: r.recorded_at, reverse=True)
     return own + list(_shipped())
+
+
+def unreadable() -> list[str]:
+    """Why `all` leaves some of the user's files out: a sentence each, that says where the file is."""
+    where = one_line(folder(), 200)
+    return [f"left out of {where}: {str(found).removeprefix('record: ')}" for found in _read(folder()) if isinstance(found, BadInput)]
 
 
 @lru_cache(maxsize=1)
 def _shipped() -> tuple[Record, ...]:
-    return tuple(sorted(_readable(SHIPPED), key=lambda r: r.path.name))
+    return tuple(sorted(_sound(SHIPPED), key=lambda r: r.path.name))
 
 
-def _readable(where: Path) -> Iterator[Record]:
-    for path in where.glob("*.json") if where.is_dir() else ():
+def _sound(where: Path) -> Iterator[Record]:
+    return (found for found in _read(where) if isinstance(found, Record))
+
+
+def _read(where: Path) -> Iterator[Record | BadInput]:
+    """Each file's record, or why it is none; likewise of a folder that cannot be read."""
+    try:
+        paths = sorted(path for path in where.iterdir() if path.suffix == ".json")
+    except (FileNotFoundError, NotADirectoryError):  # nothing was kept yet
+        return
+    except OSError as error:
+        yield BadInput("record", f"everything, since the folder cannot be read ({error.strerror}); EXPLORER_DATA names another")
+        return
+    for path in paths:
         try:
             yield load(path)
-        except BadInput:
-            continue
+        except BadInput as error:
+            yield error

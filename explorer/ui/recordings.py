@@ -63,12 +63,15 @@ class Recordings(T.HasTraits):
         state.observe(lambda change: change["new"].state == "done" and self._list(), "probe_status")
 
     def open_list(self, is_open: bool = True) -> None:
-        """Read the records and list them, and begin to estimate their jobs; or stop that."""
+        """Read the records and list them, say which files are left out, and begin to estimate the jobs; or stop that."""
         self.listed = is_open
         if not is_open:
             self._estimates.drop()
             return
         self._list()
+        if left_out := _records().unreadable():
+            more = text("records.left_out", n=len(left_out) - 1) if len(left_out) > 1 else ""
+            self.failed, self.said = True, sentence(left_out[0]) + more
 
     # -- what a person does with a record -----------------------------------------------------------------------------
 

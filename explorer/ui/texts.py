@@ -198,6 +198,7 @@ ENGLISH: dict[str, str] = {
     "records.opened": "Opened: {model}, measured on {date}.",
     "records.loaded": "Loaded: {model}, {words}. Open it to see it.",
     "records.removed": "Removed: {model}, {words}.",
+    "records.left_out": " {n} more likewise; python -m explorer records names each.",
     "records.too_large": "{name} has {size}; a record has at most 1 MiB.",
     "answer.fits": "fits",
     "answer.tight": "tight",

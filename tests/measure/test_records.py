@@ -85,6 +85,16 @@ def test_what_is_no_record_is_one_sentence_and_is_passed_over(how, words, tmp_pa
     records.save(SETUP, profile())
     (records.folder() / "aaa.json").write_text(path.read_text())
     assert [r.setup for r in records.all() if not r.shipped] == [SETUP]
+    (said,) = records.unreadable()
+    assert said.startswith(f"left out of {records.folder()}: aaa.json ") and words in said and "\n" not in said
+
+
+def test_nothing_is_left_out_where_nothing_was_kept_and_all_of_a_folder_that_cannot_be_read(monkeypatch, tmp_path):
+    assert records.unreadable() == []
+    monkeypatch.setenv("EXPLORER_DATA", str(tmp_path / ("a" * 300)))
+    (said,) = records.unreadable()
+    assert "the folder cannot be read (File name too long)" in said and "EXPLORER_DATA" in said
+    assert all(record.shipped for record in records.all()) and records.find(SETUP) is None
 
 
 def test_the_form_in_the_file_is_read_back(tmp_path):

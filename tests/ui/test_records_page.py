@@ -246,6 +246,18 @@ def test_an_nvme_path_that_cannot_be_used_is_one_sentence_and_the_page_goes_on(s
     assert not state.stale and state.problem is None
 
 
+def test_a_damaged_record_is_said_when_the_list_is_opened(recordings):
+    recordings.open_list()
+    rows = recordings.rows
+    assert (recordings.said, recordings.failed) == ("", False)
+    records.folder().mkdir(parents=True)
+    for name, more in (("a", ""), ("b", " 1 more likewise; python -m explorer records names each.")):
+        (records.folder() / f"{name}.json").write_text("[]")
+        recordings.open_list()
+        assert recordings.failed and recordings.rows == rows
+        assert recordings.said == f"Left out of {records.folder()}: a.json is not a record of this program; give a file that it wrote or that was downloaded from its page.{more}"
+
+
 def test_a_folder_that_cannot_be_read_leaves_the_page_alone(monkeypatch):
     def refuse():
         raise PermissionError(13, "Permission denied")
