@@ -24,6 +24,15 @@ _ONE_OF = frozenset((
     "context_length", "max_seq_len", "model_max_length",
 ))
 """Of these a model has one, whatever its layers."""
+_MOST_LAYERS = 4096
+"""Each is built, so many take minutes. DeepNet (arXiv:2203.00555), the deepest Transformer published, has 1,000; Llama 3.1 405B has 126."""
+_LAYERS = ("layer", "layers", "depth", "depths", "blocks")
+"""How the name of a number of layers ends, whatever the class; some may be 0 or below, counted from the end."""
+_WIDEST = 1 << 20
+"""PaLM 540B's feed-forward is 73,728 wide (arXiv:2204.02311), Llama 3.1 405B's 53,248."""
+_MOST_WORDS = 1 << 24
+"""XLM-V, the largest vocabulary of a language model published, has 901,629 (arXiv:2301.10472)."""
+_LARGEST = dict.fromkeys(("hidden_size", "n_embd", "d_model", "d_ff", "d_kv", "intermediate_size", "ffn_dim", "encoder_ffn_dim", "decoder_ffn_dim", "n_inner", "head_dim"), _WIDEST) | {"vocab_size": _MOST_WORDS}
 _WIDTHS = ("hidden_size", "n_embd", "d_model")
 _HEADS = ("num_attention_heads", "n_head", "num_heads", "encoder_attention_heads")
 _HEAD_WIDTHS = ("head_dim", "d_kv")
@@ -67,8 +76,11 @@ def _check_part(config: Mapping[str, Any], where: str, free_heads: bool) -> None
             raise BadInput("model", f"the config's {path} is {shown(value)}, which transformers does not have{nearest(value, ACTIVATIONS) or '; choose gelu, relu or silu, say'}")
         if key in ("rope_parameters", "rope_scaling") and isinstance(value, Mapping):
             _check_rope(path, value)
+        if key.endswith(_LAYERS):
+            _check_most(path, value, _MOST_LAYERS)
         if key in _SIZES:
             _check_size(path, value, key in _ONE_OF)
+            _check_most(path, value, _LARGEST.get(key, _MOST))
         elif isinstance(value, Mapping):
             _check_part(value, path + ".", free_heads)
     _check_heads(config, where, free_heads)
@@ -87,6 +99,11 @@ def _check_size(path: str, value: Any, single: bool) -> None:
         raise BadInput("model", f"the config's {path} is {shown(value)}; it must be a whole number")
     if not 0 < value < _MOST:
         raise BadInput("model", f"the config's {path} is {shown(value)}; it must be above 0 and below 2^31")
+
+
+def _check_most(path: str, value: Any, most: int) -> None:
+    if any(isinstance(size, int) and size > most for size in (value if isinstance(value, list) else [value])):
+        raise BadInput("model", f"the config's {path} is {shown(value)}, beyond every model there is; give {most:,} at most")
 
 
 def _check_heads(config: Mapping[str, Any], where: str, free_heads: bool) -> None:

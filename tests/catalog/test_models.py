@@ -162,6 +162,12 @@ BAD = {
     "zero layers": ({**LLAMA, "num_hidden_layers": 0}, "num_hidden_layers is 0"),
     "negative width": ({**LLAMA, "intermediate_size": -4}, "intermediate_size is -4"),
     "absurd vocabulary": ({**LLAMA, "vocab_size": 10**12}, "vocab_size"),
+    "absurdly deep": ({**LLAMA, "num_hidden_layers": 10**8}, "num_hidden_layers is 100000000, beyond every model there is; give 4,096 at most"),
+    "absurdly deep, GPT-2": ({**TINY["GPT-2"], "n_layer": 4097}, "n_layer is 4097"),
+    "absurdly deep, inside": ({**CLIP, "vision_config": {**CLIP["vision_config"], "num_hidden_layers": 10**8}}, "vision_config.num_hidden_layers is 100000000"),
+    "absurdly deep, a list": ({"model_type": "swin", "depths": [2, 10**8]}, "depths is [2, 100000000]"),
+    "absurdly wide": ({**LLAMA, "hidden_size": 10**8, "head_dim": 16}, "hidden_size is 100000000, beyond every model there is; give 1,048,576 at most"),
+    "absurdly many words": ({**LLAMA, "vocab_size": 10**8}, "vocab_size is 100000000, beyond every model there is; give 16,777,216 at most"),
     "an object for a size": ({**LLAMA, "hidden_size": {}}, "hidden_size"),
     "width not divisible by heads": ({**LLAMA, "num_attention_heads": 5}, "not divisible by its 5"),
     "width not divisible, GPT-2": ({**TINY["GPT-2"], "n_head": 5}, "not divisible by its 5"),
@@ -255,7 +261,7 @@ def test_architectures_as_the_hub_s_own_clip_files_write_them():
     assert find_model(config).hidden_size == 32
 
 
-@pytest.mark.parametrize(("model_type", "extra"), [("gemma4_text", {"num_kv_shared_layers": 0}), ("nemotron_h", {"num_nextn_predict_layers": 0}), ("glm4_moe", {}), ("blt", {}), ("llama", {"hidden_size": 64, "num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 16})])
+@pytest.mark.parametrize(("model_type", "extra"), [("gemma4_text", {"num_kv_shared_layers": 0}), ("nemotron_h", {"num_nextn_predict_layers": 0}), ("glm4_moe", {}), ("blt", {}), ("gpt2", {"n_layer": 1000}), ("llama", {"vocab_size": 901_629, "max_position_embeddings": 10_485_760}), ("llama", {"hidden_size": 64, "num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 16})])
 def test_unusual_sizes_are_not_refused(model_type, extra):
     assert find_model({"model_type": model_type, **extra}).model_type == model_type
 
