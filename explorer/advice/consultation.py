@@ -156,12 +156,23 @@ def _at_failure(setup: Setup, message: Message, said: list[Remark], on_progress:
     """The job on the message's card, with its GPUs; and where nothing gives no batch and the job would fit, at the next power of two that does not."""
     setup = _on_its_card(setup, message, said)
     if message.device_index is not None and message.device_index >= setup.world_size and not gpus_known:
-        setup = setup.replace(world_size=message.device_index + 1)
-        said.append(Remark(id="gpus-implied", severity="note", key="world_size", text=f"The message is GPU {message.device_index}'s, so there are {message.device_index + 1} at least: taken so."))
+        setup = _with_gpus(setup, message.device_index, said)
     profile = estimate(setup, largest=False, on_progress=on_progress)
     if batch_known or not message.is_gpu or profile.verdict.answer != "fits":
         return setup, profile
     return _doubled(setup, profile, said, on_progress)
+
+
+def _with_gpus(setup: Setup, index: int, said: list[Remark]) -> Setup:
+    """As many GPUs as the message's number implies, unless the job's own batch sizes are of fewer."""
+    text, wider = f"The message is GPU {index}'s, so there are {index + 1} at least", setup.replace(world_size=index + 1)
+    try:
+        resolve(wider)
+    except BadInput as refused:
+        said.append(Remark(id="gpus-implied", severity="hint", key="world_size", text=f"{text}, of which {refused.field} is not: answered for {setup.world_size}. Say how many there are."))
+        return setup
+    said.append(Remark(id="gpus-implied", severity="note", key="world_size", text=f"{text}: taken so."))
+    return wider
 
 
 _LARGEST_BATCH = 1 << 16

@@ -67,3 +67,11 @@ def test_what_nobody_said_is_told() -> None:
     assert said["length-assumed"] == "sequence is not given: 1,024 tokens are taken, as is usual for gpt2" and "1 GPU is taken" in said["gpus-assumed"]
     known = {r.id for r in doctor(f"{model}$ deepspeed --num_gpus 1 t.py --per_device_train_batch_size 2 --max_seq_length 512 --bf16 true\n").remarks}
     assert not known & {"length-assumed", "gpus-assumed", "batch-assumed"}
+
+
+def test_gpus_that_a_message_implies_are_taken_where_it_is_said() -> None:
+    message = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has a total capacity of 79.10 GiB of which 1.20 GiB is free.\nmodel = AutoModelForCausalLM.from_pretrained('gpt2')\n"
+    for config, gpus, words in (('{"train_batch_size": 32, "gradient_accumulation_steps": 8, "zero_optimization": {"stage": 2}}', 1, "answered for 1"), (_CONFIG, 4, "taken so")):
+        consultation = doctor(message + config)
+        assert consultation.error is None and consultation.setup.world_size == gpus
+        assert words in next(r.text for r in consultation.remarks if r.id == "gpus-implied")
