@@ -83,8 +83,8 @@ def test_where_there_is_a_gpu_no_import_asks_its_driver():
 @pytest.mark.gpu
 @pytest.mark.skipif(accelerator() != "cuda", reason="needs an NVIDIA GPU")
 def test_no_import_opens_the_gpus_memory():
-    """Names the import that does."""
-    done = python(STEP_BY_STEP)
+    """Names the import that does; the accelerator is named to DeepSpeed, as it is for the worker, or it would look for one."""
+    done = python(STEP_BY_STEP, DS_ACCELERATOR="cuda")
     assert done.returncode == 0, done.stderr[-3000:]
 
 
