@@ -14,8 +14,8 @@ ROWS = [json.loads(line) for line in (Path(__file__).parents[2] / "benchmarks/ac
 RAN = [row for row in ROWS if row["failure"] is None]
 
 
-MISNAMED = {"mistral-z3-of64-ckpt"}
-"""The probe of that day gave a reduce-scatter's input the name of the gathered parameter that had its address before."""
+UNCOUNTED = {"trainer-bert-z0-adafactor": 150_000_000}
+"""Bytes of the step that the estimate says it does not count (Adafactor's column means)."""
 
 
 def slack_bytes(row):
@@ -46,11 +46,15 @@ def test_every_phase_of_the_steady_step(index):
     """Peak and end of forward, backward and step: which large blocks the allocator keeps whole can move a step by a per cent (T5, stage 0, fp32)."""
     for phase in RAN[index]["steps"]["steady"]:
         ours = estimated(index).phase("steady", phase["phase"])
+        if phase["phase"] == "step" and RAN[index]["name"] in UNCOUNTED:
+            assert 0 < phase["peak_allocated_bytes"] - ours.peak_allocated_bytes < UNCOUNTED[RAN[index]["name"]]
+            assert any("Adafactor" in note for note in estimated(index).notes)
+            continue
         assert ours.peak_allocated_bytes == pytest.approx(phase["peak_allocated_bytes"], rel=0.012, abs=slack_bytes(RAN[index]))
         assert ours.end_allocated_bytes == pytest.approx(phase["end_allocated_bytes"], rel=0.02, abs=slack_bytes(RAN[index]))
 
 
-@pytest.mark.parametrize("index", [pytest.param(i, id=row["name"]) for i, row in enumerate(RAN) if "at_peak" in row and row["name"] not in MISNAMED])
+@pytest.mark.parametrize("index", [pytest.param(i, id=row["name"]) for i, row in enumerate(RAN) if "at_peak" in row])
 def test_categories_at_the_peak(index):
     """Each within three per cent of the peak."""
     total = RAN[index]["peak"]["allocated_bytes"]
