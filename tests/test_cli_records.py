@@ -24,7 +24,7 @@ def test_the_list_has_every_record_with_its_date(capsys):
     code, out, err = run(capsys)
     assert (code, err) == (0, "") and len(out.splitlines()) == len(records.all())
     row = next(line for line in out.splitlines() if line.startswith("clip78-320-ckpt "))
-    assert row.split() == ["clip78-320-ckpt", "2026-12-01", "H200", "10.3", "GiB", "openai/clip-vit-large-patch14,", "fp16,", "ZeRO-2,", "micro-batch", "320,", "checkpointing"]
+    assert row.split() == ["clip78-320-ckpt", "2026-12-02", "H200", "10.3", "GiB", "openai/clip-vit-large-patch14,", "fp16,", "ZeRO-2,", "micro-batch", "320,", "checkpointing"]
     assert "ran out of memory" in next(line for line in out.splitlines() if line.startswith("clip78-320 "))
 
 
@@ -115,4 +115,4 @@ def test_a_probe_says_that_its_job_was_measured_before(capsys, monkeypatch, tmp_
     assert cli.main(["probe", str(tmp_path / "job.json"), "--json"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out) == record.profile.to_json()
-    assert "measured before, on 2026-12-01: 69.6 GiB at the peak" in err
+    assert "measured before, on 2026-12-02: 69.6 GiB at the peak" in err

@@ -58,7 +58,7 @@ def test_a_shipped_record_opens_from_the_keyboard_with_its_bar_and_its_date(list
     button.focus()
     page.keyboard.press("Enter")
     expect(bar(page, "Measured", "Activations")).to_have_count(1)
-    expect(page.locator(".ex-where")).to_contain_text("Measured on NVIDIA H200, recorded 2026-12-01")
+    expect(page.locator(".ex-where")).to_contain_text("Measured on NVIDIA H200, recorded 2026-12-02")
     expect(page.get_by_role("textbox", name="Micro-batch per GPU")).to_have_value("256")
     expect(row(page, "clip78-256")).to_contain_text("shown")
     expect(page.locator(".ex-verdict")).to_be_in_viewport()

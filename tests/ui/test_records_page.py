@@ -73,7 +73,7 @@ def test_nothing_is_listed_until_the_list_is_opened(recordings, monkeypatch):
 def test_a_row_tells_one_job_from_the_next(recordings):
     recordings.open_list()
     row = next(row for row in recordings.rows if row.name == "clip78-320-ckpt")
-    assert (row.model, row.where, row.date, row.peak, row.own) == ("openai/clip-vit-large-patch14", "H200", "2026-12-01", "10.3 GiB", False)
+    assert (row.model, row.where, row.date, row.peak, row.own) == ("openai/clip-vit-large-patch14", "H200", "2026-12-02", "10.3 GiB", False)
     assert row.words == "micro-batch 320 · ZeRO-2 · fp16 · optimizer on CPU · checkpointing · limit 78 GiB"
     assert next(row for row in recordings.rows if row.name == "clip78-320").peak == "", "it ran out of memory"
     said = [(row.model, row.words, row.where) for row in recordings.rows]
