@@ -24,7 +24,7 @@ from explorer.dsconfig.assumed import assumed
 from explorer.dsconfig.read import Pasted, read
 from explorer.errors import BadInput, CouldNotRun
 from explorer.estimator import tapes
-from explorer.estimator.estimate import estimate, events
+from explorer.estimator.estimate import Events, estimate, events
 from explorer.estimator.work import outside_pytorch, with_micro_batch
 from explorer.jsonfile import plain
 from explorer.profile import Profile
@@ -92,13 +92,14 @@ def consult(base: Setup | None, pasted: Pasted, message: Message, on_progress: t
             setup, error = _stood_in_for(setup, said)
             config = dict(resolve(setup).config)
             setup, profile = _at_failure(setup, message, said, on_progress, batch_known or "micro_batch" in pasted.changes, "world_size" in pasted.changes)
-            setup, profile = _as_it_ran(setup, profile, message, said, on_progress, None if batch_known else pasted.changes)
+            found = events(setup, on_progress) if message.is_gpu and message.requested is not None else None
+            if found is not None:
+                setup, profile, found = _as_it_ran(setup, profile, found, message, said, on_progress, None if batch_known else pasted.changes)
             config = dict(resolve(setup).config)
             if base is None:
                 said += of_findings(assumed(setup, pasted.changes), "note")
             said += effects(setup, profile, pasted.launcher)
-            wanted = message.is_gpu and message.requested is not None
-            said += diagnose(setup, profile, message, events(setup, on_progress) if wanted else None)
+            said += diagnose(setup, profile, message, found)
             if message.is_gpu and profile.verdict.answer == "fits":
                 said.append(remaining(profile, message))
             else:
@@ -189,16 +190,16 @@ def _doubled(setup: Setup, profile: Profile, said: list[Remark], on_progress: ta
     return setup, profile
 
 
-def _as_it_ran(setup: Setup, profile: Profile, message: Message, said: list[Remark], on_progress: tapes.Progress | None, given: Mapping[str, Any] | None) -> tuple[Setup, Profile]:
+def _as_it_ran(setup: Setup, profile: Profile, found: Events, message: Message, said: list[Remark], on_progress: tapes.Progress | None, given: Mapping[str, Any] | None) -> tuple[Setup, Profile, Events]:
     """The job with the one thing that the message shows it to have, where that was not given; `given`: what was, None where all of the job was."""
     if any(r.id == "batch-implied" for r in said):
-        return setup, profile
-    found = unsaid(setup, message, on_progress)
-    if found is None:
-        return setup, profile
-    taken = found.agrees and given is not None and found.key not in given
-    said.append(found.remark(taken))
-    return (found.setup, estimate(found.setup, largest=False, on_progress=on_progress)) if taken else (setup, profile)
+        return setup, profile, found
+    missing = unsaid(setup, message, found, on_progress)
+    if missing is None:
+        return setup, profile, found
+    taken = missing.agrees and given is not None and missing.key not in given
+    said.append(missing.remark(taken))
+    return (missing.setup, estimate(missing.setup, largest=False, on_progress=on_progress), events(missing.setup, on_progress)) if taken else (setup, profile, found)
 
 
 _ALIKE = 0.01

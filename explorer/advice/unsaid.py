@@ -59,11 +59,11 @@ class Unsaid:
         return Remark(id="not-pasted", severity="problem", key=self.key, text=text + likely + ending)
 
 
-def unsaid(setup: Setup, message: Message, on_progress: tapes.Progress | None = None) -> Unsaid | None:
-    """The contradiction, where there is one, with what explains it best. Raises as `estimate` does."""
-    if not message.is_gpu or message.requested is None or message.allocated is None or message.doubted("requested", "allocated"):
+def unsaid(setup: Setup, message: Message, found: Events, on_progress: tapes.Progress | None = None) -> Unsaid | None:
+    """The contradiction between a message with a request and `found`, the setup's own events, where there is one, with what explains it best. Raises as `estimate` does."""
+    if message.allocated is None or message.doubted("requested", "allocated"):
         return None
-    said, found = message.allocated.bytes, events(setup)
+    said = message.allocated.bytes
     nearest = _nearest(found, message)
     estimated = int(found.usage.allocated.max()) if nearest is None else nearest
     if abs(estimated - said) <= _APART * said or nearest is None and estimated > said:

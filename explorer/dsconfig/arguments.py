@@ -95,7 +95,7 @@ def disagreements(config: Mapping[str, Any], setup: Setup) -> list[Finding]:
     optimizer = config.get("optimizer")
     params = optimizer.get("params") if isinstance(optimizer, Mapping) else None
     params = params if isinstance(params, Mapping) else {}
-    given = {f"optimizer.params.{key}": params.get(key) for key in _AGREED} | {"gradient_clipping": config.get("gradient_clipping")} | _scheduled(setup.deepspeed.get("scheduler"), trainer)
+    given = {f"optimizer.params.{key}": params.get(key) for key in _AGREED} | {"gradient_clipping": config.get("gradient_clipping")} | _scheduled(_schedule(setup), trainer)
     for key, value in given.items():
         name, asked = _asked(key.rpartition(".")[2], trainer)
         if value is not None and value != asked:
@@ -132,16 +132,21 @@ def _not_filled(given: Mapping[str, Any], trainer: Mapping[str, Any]) -> Iterato
 
 def warms_up_for_nothing(setup: Setup) -> bool:
     """Whether "auto" gives DeepSpeed's schedule no step to warm up in, which it refuses (runtime/lr_schedules.py, `WarmupLR`, `WarmupCosineLR`)."""
-    params = (setup.deepspeed.get("scheduler") or {}).get("params") or {}
-    return isinstance(params, Mapping) and params.get("warmup_num_steps") == "auto" and not (setup.trainer or {}).get("warmup_steps")
+    return _schedule(setup).get("warmup_num_steps") == "auto" and not (setup.trainer or {}).get("warmup_steps")
 
 
-def _scheduled(section: Any, trainer: Mapping[str, Any]) -> dict[str, Any]:
-    """What the Trainer compares of the JSON's scheduler; warm-up given as a part of all steps, and total_num_steps, need the data set's length."""
+def _schedule(setup: Setup) -> Mapping[str, Any]:
+    """Parameters of the JSON's scheduler; none where it has none."""
+    section = setup.deepspeed.get("scheduler")
     params = section.get("params") if isinstance(section, Mapping) else None
+    return params if isinstance(params, Mapping) else {}
+
+
+def _scheduled(params: Mapping[str, Any], trainer: Mapping[str, Any]) -> dict[str, Any]:
+    """What the Trainer compares of the JSON's scheduler; warm-up given as a part of all steps, and total_num_steps, need the data set's length."""
     steps = trainer.get("warmup_steps", 0)
     compared = ("warmup_max_lr", "warmup_num_steps") if steps == 0 or isinstance(steps, int | float) and steps >= 1 else ("warmup_max_lr",)
-    return {f"scheduler.params.{key}": params[key] for key in compared if params.get(key) != "auto" and key in params} if isinstance(params, Mapping) else {}
+    return {f"scheduler.params.{key}": params[key] for key in compared if params.get(key) != "auto" and key in params}
 
 
 _AGREED: dict[str, tuple[str, Callable[[Mapping[str, Any]], Any]]] = {

@@ -44,25 +44,23 @@ _STEP = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
 
 def closing(text: str, start: int) -> int | None:
     """Where the bracket that was opened before `start` closes, or the text ends; None for brackets within brackets without end."""
-    depth, stop = 1, min(len(text), start + LONGEST)
-    for match in _TOKEN.finditer(text, start, stop):
-        depth += _STEP.get(match[0], 0)
-        if depth > _DEEPEST:
-            return None
-        if depth == 0:
-            return match.end()
-    return stop
+    return _end(text, start, 1, of_line=False)
 
 
 def _line_end(text: str, start: int) -> int | None:
     """Where a statement ends: the end of its line, outside all brackets."""
-    depth, stop = 0, min(len(text), start + LONGEST)
+    return _end(text, start, 0, of_line=True)
+
+
+def _end(text: str, start: int, depth: int, *, of_line: bool) -> int | None:
+    """Where the brackets that are open, `depth` of them, have closed: after the last, or before the end of its line."""
+    stop = min(len(text), start + LONGEST)
     for match in _TOKEN.finditer(text, start, stop):
         depth += _STEP.get(match[0], 0)
         if depth > _DEEPEST:
             return None
-        if depth <= 0 and match[0] == "\n":
-            return match.start()
+        if depth <= 0 and of_line == (match[0] == "\n"):
+            return match.start() if of_line else match.end()
     return stop
 
 

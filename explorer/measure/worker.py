@@ -69,10 +69,12 @@ def hidden(package: str) -> Iterator[None]:
         yield
     finally:
         del sys.modules[package]
-        for name, module in list(sys.modules.items()):
-            if name.partition(".")[0] in ("transformers", "accelerate", "peft") and name.endswith(("import_utils", "utils.imports")):
-                for remembers in ("is_bitsandbytes_available", "is_bnb_available"):
-                    getattr(getattr(module, remembers, None), "cache_clear", lambda: None)()
+        for module, asks in _REMEMBERING:
+            getattr(getattr(sys.modules.get(module), asks, None), "cache_clear", lambda: None)()
+
+
+_REMEMBERING = (("transformers.utils.import_utils", "is_bitsandbytes_available"), ("peft.import_utils", "is_bnb_available"))
+"""Who keeps the answer to whether bitsandbytes is there."""
 
 
 def _remember_cpu() -> None:

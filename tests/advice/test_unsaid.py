@@ -55,27 +55,28 @@ def test_the_other_way_round():
     """A quarter of the batch: 7.83 GiB of logits, and checkpointing that the run did not have."""
     quarter = LLAMA.replace(micro_batch=4)
     text = message(there(quarter, "7.83 GiB"), "7.83 GiB")
-    found = unsaid(quarter.replace(gradient_checkpointing=True), read_message(text))
+    checkpointed = quarter.replace(gradient_checkpointing=True)
+    found = unsaid(checkpointed, read_message(text), events(checkpointed))
     assert found.agrees and found.setup == quarter and "Without gradient checkpointing it has" in found.remark(True).text
 
 
 def test_a_longer_batch_is_found_by_its_logits():
     """No tensor of the job is of that size, and more is allocated than it ever has."""
     short = CHECKPOINTED.replace(micro_batch=1, sequence=512)
-    found = unsaid(short, read_message(message(60.0, "20.00 MiB")))
+    found = unsaid(short, read_message(message(60.0, "20.00 MiB")), events(short))
     assert found.at_peak and found.setup is None and "compare model, batch, lengths" in found.remark(False).text
     eighth = CHECKPOINTED.replace(micro_batch=2)
     peak = estimate(eighth, largest=False).peak.allocated_bytes
     assert peak < 0.75 * there(CHECKPOINTED) * GiB
-    found = unsaid(eighth, read_message(message(there(CHECKPOINTED))))
+    found = unsaid(eighth, read_message(message(there(CHECKPOINTED))), events(eighth))
     assert (found.key, found.setup.micro_batch, found.agrees) == ("micro_batch", 16, True)
 
 
 @pytest.mark.parametrize("setup", [LLAMA, CHECKPOINTED], ids=["plain", "checkpointed"])
 def test_the_estimates_own_message_contradicts_nothing(setup):
     failure = estimate(setup, largest=False).verdict.failure
-    assert unsaid(setup, read_message(failure.text)) is None
-    assert unsaid(setup, read_message(message(there(setup)))) is None
+    assert unsaid(setup, read_message(failure.text), events(setup)) is None
+    assert unsaid(setup, read_message(message(there(setup))), events(setup)) is None
 
 
 def test_logits_are_called_by_their_shape():
