@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from explorer import allocator_options
 from explorer.errors import BadInput, nearest, shown
 from explorer.jsonfile import plain, read_json, scalar
 
@@ -217,7 +218,7 @@ def _check(s: Setup) -> None:
     if s.gpu is not None and (not isinstance(s.gpu, str) or not s.gpu.strip()):
         raise BadInput("gpu", f"is {shown(s.gpu)}; give a card's name, such as \"A100-80GB\", or null")
     _check_checkpointing(s.gradient_checkpointing)
-    _check_allocator(s.allocator)
+    allocator_options.check(s.allocator)
 
 
 _CHECKPOINTING = {"use_reentrant", "preserve_rng_state", "determinism_check", "debug", "early_stop"}
@@ -237,21 +238,6 @@ def _check_checkpointing(asked: Any) -> None:
             raise BadInput(f"gradient_checkpointing.{key}", f"is {shown(value)}; give true or false")
     if isinstance(asked, Mapping) and asked.get("debug") and asked["use_reentrant"]:
         raise BadInput("gradient_checkpointing.debug", "is true, which torch takes only with \"use_reentrant\": false; add that, or leave debug out")
-
-
-def _check_allocator(options: Mapping[str, Any]) -> None:
-    known = {"expandable_segments", "max_split_size_mb"}
-    for key in options:
-        if key not in known:
-            raise BadInput(f"allocator.{key}", f"is not an allocator option{_nearest(key, known)}")
-    expandable = options.get("expandable_segments", False)
-    if not isinstance(expandable, bool):
-        raise BadInput("allocator.expandable_segments", f"is {shown(expandable)}; give true or false")
-    split = options.get("max_split_size_mb")
-    if split is not None and (isinstance(split, bool) or not isinstance(split, int) or split <= 20):
-        raise BadInput("allocator.max_split_size_mb", f"is {shown(split)}; PyTorch takes a whole number above 20")
-    if split is not None and split > _LARGEST:
-        raise BadInput("allocator.max_split_size_mb", f"is {shown(split)}, which is no size of memory; leave it out to split every block")
 
 
 def _count(s: Setup, name: str, least: int, optional: bool = False, most: int = _LARGEST) -> None:

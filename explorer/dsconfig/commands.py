@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
+from explorer import allocator_options
 from explorer.dsconfig.accelerate import as_config
 from explorer.dsconfig.findings import Finding
 from explorer.dsconfig.parts import Part, take_arguments
@@ -74,14 +75,9 @@ def _read_command(part: Part, line: str) -> None:
 
 def _take_variable(part: Part, name: str, value: str) -> None:
     if name.endswith("ALLOC_CONF"):
-        options = dict(pair.split(":", 1) for pair in value.split(",") if ":" in pair)
-        chosen: dict[str, Any] = {}
-        if options.get("expandable_segments", "").strip().lower() == "true":
-            chosen["expandable_segments"] = True
-        if options.get("max_split_size_mb", "").strip().isdigit():
-            chosen["max_split_size_mb"] = int(options["max_split_size_mb"])
+        chosen = allocator_options.read(value).options
         if chosen:
-            part.job["allocator"] = chosen
+            part.job["allocator"] = dict(chosen)
     elif name == "CUDA_VISIBLE_DEVICES" and re.fullmatch(r"\d+(,\d+)*", value):
         part.job["world_size"] = value.count(",") + 1
 

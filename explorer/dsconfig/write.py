@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from explorer import allocator_options
 from explorer.catalog import Model, find_model, lengths
 from explorer.dsconfig.arguments import warms_up_for_nothing
 from explorer.dsconfig.settings import Settings, resolve
@@ -116,12 +117,8 @@ def _launch(setup: Setup) -> str:
 
 
 def _environment(setup: Setup) -> dict[str, str]:
-    options = []
-    if setup.allocator.get("expandable_segments"):
-        options.append("expandable_segments:True")
-    if setup.allocator.get("max_split_size_mb"):
-        options.append(f"max_split_size_mb:{setup.allocator['max_split_size_mb']}")
-    return {"PYTORCH_CUDA_ALLOC_CONF": ",".join(options)} if options else {}
+    options = allocator_options.written(setup.allocator)
+    return {"PYTORCH_CUDA_ALLOC_CONF": options} if options else {}
 
 
 def model_lines(setup: Setup) -> str:

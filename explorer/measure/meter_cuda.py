@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from explorer.allocator_options import written
 from explorer.measure import segments
 from explorer.measure.history import Event
 from explorer.measure.meter import Meter, Reading
@@ -34,13 +35,9 @@ class CudaMeter(Meter):
     def prepare(self, capacity: int | None, allocator: Mapping[str, Any]) -> None:
         import torch
 
-        options = []
-        if allocator.get("expandable_segments"):
-            options.append("expandable_segments:True")
-        if allocator.get("max_split_size_mb"):
-            options.append(f"max_split_size_mb:{allocator['max_split_size_mb']}")
+        options = written(allocator)
         if options:
-            torch.cuda.memory._set_allocator_settings(",".join(options))
+            torch.cuda.memory._set_allocator_settings(options)
         if capacity is not None:
             torch.cuda.set_per_process_memory_fraction(min(1.0, capacity / self.total_bytes()), self.index)
 
