@@ -1,90 +1,206 @@
-"""Resident host memory that each part of CUDA adds to a process: one JSON line for one order of first uses.
+"""What training takes of the host's memory, read off real runs: one JSON line a case, written as it ends.
 
-    python benchmarks/gpu/host.py mm16,sdpa16,ops16,fused,nccl >> host-h200.jsonl
+    python -m benchmarks.gpu.host OUT.jsonl [--parallel 10] [--seconds 330] [--only WORD] [--rows NAMES.txt]
 
-What is used first pays for what it shares with the others, so orders differ by some tens of MB. `host-h200.jsonl` holds five.
+Four kinds of case. "parts": a fresh process uses one part of CUDA after another (`host_parts.py`). "checkpoint": a model made on the
+spot is saved and loaded in the forms there are (`host_checkpoints.py`). "loader": the Trainer's data loader, with and without workers.
+"job": a job of `host-jobs.jsonl`, and rows of `benchmarks/accuracy/rows.jsonl` again, each in a fork of a process that has imported
+everything, as the probe runs it. No case is started after --seconds. At the end the cases that failed are printed.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import subprocess
 import sys
-from collections.abc import Callable
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
-import torch
-import torch.nn.functional as F
+from benchmarks.gpu import host_checkpoints, host_parts
+from benchmarks.gpu.host_parts import GiB, watched
 
+HERE = Path(__file__).parent
+JOBS = HERE / "host-jobs.jsonl"
+ROWS = HERE.parent / "accuracy" / "rows.jsonl"
+GPU_BUDGET_BYTES, HOST_BUDGET_BYTES = 110 * GiB, 100 * GiB
+"""Of an H200 and its 128 GiB host: what the cases that run together may take."""
 
-def resident() -> int:
-    """Resident bytes of this process."""
-    with open("/proc/self/statm") as f:
-        return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def product(dtype: torch.dtype) -> None:
-    """cuBLAS and cuBLASLt, forward and backward."""
-    x, bias = torch.randn(512, 512, device="cuda", dtype=dtype, requires_grad=True), torch.randn(512, device="cuda", dtype=dtype)
-    torch.addmm(bias, x, x).sum().backward()
-
-
-def attention(dtype: torch.dtype) -> None:
-    """Fused attention."""
-    q = torch.randn(2, 4, 128, 64, device="cuda", dtype=dtype, requires_grad=True)
-    F.scaled_dot_product_attention(q, q, q, is_causal=True).sum().backward()
+Case = dict[str, Any]
+"""name, kind, argument, gpu_bytes, host_bytes."""
 
 
-def convolution(dtype: torch.dtype) -> None:
-    """A patch embedding."""
-    x, w = torch.randn(8, 3, 224, 224, device="cuda", dtype=dtype), torch.randn(64, 3, 16, 16, device="cuda", dtype=dtype, requires_grad=True)
-    F.conv2d(x, w, stride=16).sum().backward()
+def cases(names: Sequence[str]) -> Iterator[Case]:
+    """All of them, those first that nothing else tells."""
+    for kind, module in (("parts", host_parts), ("checkpoint", host_checkpoints)):
+        for name, argument in module.CASES.items():
+            yield {"name": name, "kind": kind, "argument": argument, "gpu_bytes": 3 * GiB, "host_bytes": 8 * GiB}
+    for job in _lines(JOBS):
+        sizes = {"gpu_bytes": job.pop("gpu_gib", 8) * GiB, "host_bytes": job.pop("host_gib", 4) * GiB}
+        yield {"name": job.pop("name"), "kind": "job", "argument": job, **sizes}
+    rows = {row["name"]: row for row in _lines(ROWS)}
+    for row in (rows[name] for name in names):
+        yield {"name": row["name"], "kind": "job", "argument": row["setup"], "gpu_bytes": row["peak"]["reserved_bytes"], "host_bytes": row["host"].get("resident_bytes", 2 * GiB)}
 
 
-def operations(dtype: torch.dtype) -> None:
-    """PyTorch's own kernels: norm, dropout, GELU, softmax, embedding, cross-entropy."""
-    x, w = torch.randn(64, 1024, device="cuda", dtype=dtype, requires_grad=True), torch.ones(1024, device="cuda", dtype=dtype, requires_grad=True)
-    y = F.softmax(F.gelu(F.dropout(F.layer_norm(x, (1024,), w, w))), -1)
-    places = torch.arange(64, device="cuda")
-    e = F.embedding(places, torch.randn(100, 1024, device="cuda", dtype=dtype, requires_grad=True))
-    F.cross_entropy((y + e).float(), places).backward()
+def _lines(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
 
 
-def nccl(_: torch.dtype) -> None:
-    """A process group of one and its first collective."""
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(29500 + os.getpid() % 1000), RANK="0", WORLD_SIZE="1")
-    torch.distributed.init_process_group("nccl")
-    torch.distributed.all_reduce(torch.ones(1 << 20, device="cuda"))
+# --- one case
 
 
-def fused(_: torch.dtype) -> None:
-    """DeepSpeed's FusedAdam."""
-    from deepspeed.ops.adam import FusedAdam
+def run(case: Case) -> Any:
+    """In this process."""
+    kind, argument = case["kind"], case["argument"]
+    if kind == "job":
+        return job(argument)
+    return (host_parts if kind == "parts" else host_checkpoints).run(argument)
 
-    parameter = torch.nn.Parameter(torch.randn(1 << 20, device="cuda"))
-    parameter.grad = torch.randn_like(parameter)
-    FusedAdam([parameter]).step()
+
+def job(setup: dict[str, Any]) -> dict[str, Any]:
+    """A job as the probe runs it, with what kinds of memory were resident at its peak and at its end."""
+    from explorer.measure.step import make_run
+    from explorer.setup import Setup
+
+    said: list[str] = []
+    with watched() as watch:
+        run = make_run(Setup.from_job(setup), lambda event: said.append(str(event.get("progress", ""))) or watch.mark(said[-1]))
+        run.meter.alone = False
+        profile = run.profile()
+    record = profile.to_json()
+    return {
+        "setup": setup, "host": record["host"], "environment": record["environment"], "peak": record["peak"], "failure": record["verdict"]["failure"], "notes": record["notes"],
+        "watch": watch.result(), "pinned": host_parts.pinned_statistics(),
+    }
 
 
-PARTS: dict[str, tuple[Callable[[torch.dtype], None], torch.dtype]] = {
-    **{f"{name}{bits}": (part, dtype) for name, part in (("mm", product), ("sdpa", attention), ("conv", convolution), ("ops", operations)) for bits, dtype in ((16, torch.bfloat16), (32, torch.float32))},
-    "nccl": (nccl, torch.float32),
-    "fused": (fused, torch.float32),
-}
+# --- many
+
+
+def compile_extensions() -> None:
+    """DeepSpeed's optimizers, once for all cases (nvcc and g++, a minute)."""
+    code = "import torch, deepspeed, os; os.environ['TORCH_CUDA_ARCH_LIST'] = '.'.join(map(str, torch.cuda.get_device_capability())); from deepspeed.ops.op_builder import {0}; {0}().load(verbose=False)"
+    started = [subprocess.Popen([sys.executable, "-c", code.format(name)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for name in ("FusedAdamBuilder", "CPUAdamBuilder")]
+    for process in started:
+        process.wait()
+
+
+class Scheduler:
+    """Starts cases while there is room, and writes what they print."""
+
+    def __init__(self, out: Path, parallel: int, seconds: float) -> None:
+        self.out, self.parallel, self.until = out, parallel, time.monotonic() + seconds
+        self.running: dict[int, tuple[Case, int, float]] = {}
+        self.failed: list[str] = []
+
+    def play(self, waiting: list[Case], start: Callable[[Case], tuple[int, int]]) -> None:
+        """Every case once; those that no time is left for are not started."""
+        while (waiting and time.monotonic() < self.until) or self.running:
+            case = next((c for c in waiting if self._room(c)), None) if time.monotonic() < self.until else None
+            if case is not None:
+                waiting.remove(case)
+                pid, pipe = start(case)
+                self.running[pid] = case, pipe, time.monotonic()
+                continue
+            self._reap()
+
+    def _room(self, case: Case) -> bool:
+        mine = [c for c, _, _ in self.running.values()]
+        if not mine:
+            return True
+        return len(mine) < self.parallel and all(sum(c[key] for c in mine) + case[key] <= most for key, most in (("gpu_bytes", GPU_BUDGET_BYTES), ("host_bytes", HOST_BUDGET_BYTES)))
+
+    def _reap(self) -> None:
+        for pid, (case, pipe, began) in list(self.running.items()):
+            if time.monotonic() - began > 150:
+                os.kill(pid, 9)
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                del self.running[pid]
+                self._write(case, pipe, status, time.monotonic() - began)
+        time.sleep(0.05)
+
+    def _write(self, case: Case, pipe: int, status: int, seconds: float) -> None:
+        text = Path(f"/tmp/host-case-{pipe}.json")
+        answer = json.loads(text.read_text()) if text.exists() else {"error": f"ended with status {status}"}
+        text.unlink(missing_ok=True)
+        if "error" in answer:
+            self.failed.append(f"{case['name']}: {answer['error']}")
+        with self.out.open("a") as out:
+            out.write(json.dumps({"name": case["name"], "kind": case["kind"], "seconds": round(seconds, 1), **answer}) + "\n")
+        print(case["name"], round(seconds, 1), str(answer.get("error", ""))[-300:], flush=True)
+
+
+_number = iter(range(1 << 30))
+
+
+def forked(case: Case) -> tuple[int, int]:
+    """A fork of this process runs it; its answer is a file."""
+    number = next(_number)
+    pid = os.fork()
+    if pid:
+        return pid, number
+    quiet = os.open(f"/tmp/host-case-{number}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(quiet, 1)
+    os.dup2(quiet, 2)
+    _answer(case, number)
+
+
+def fresh(case: Case) -> tuple[int, int]:
+    """A process of its own runs it."""
+    number = next(_number)
+    child = subprocess.Popen([sys.executable, "-m", "benchmarks.gpu.host", "--case", json.dumps(case), "--number", str(number)], stdout=subprocess.DEVNULL, stderr=open(f"/tmp/host-case-{number}.log", "w"))
+    return child.pid, number
+
+
+def _answer(case: Case, number: int) -> None:
+    try:
+        answer = {"result": run(case)}
+    except BaseException as error:
+        answer = {"error": f"{type(error).__name__}: {error}"[:500], "trace": traceback.format_exc()[-1500:]}
+    temporary = Path(f"/tmp/host-case-{number}.part")
+    temporary.write_text(json.dumps(answer, default=str))
+    temporary.rename(f"/tmp/host-case-{number}.json")
+    os._exit(0)
 
 
 def main() -> None:
-    """Use the parts in the order given."""
-    import deepspeed  # noqa: F401 (what importing it adds is not CUDA's)
+    """Run the cases, or one of them."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("out", type=Path, nargs="?")
+    parser.add_argument("--parallel", type=int, default=10)
+    parser.add_argument("--seconds", type=float, default=330)
+    parser.add_argument("--only", default="", help="cases whose name or kind holds this word")
+    parser.add_argument("--rows", type=Path, default=HERE / "host-rows.txt", help="names of rows to run again, one a line")
+    parser.add_argument("--case")
+    parser.add_argument("--number", type=int)
+    given = parser.parse_args()
+    if given.case:
+        _answer(json.loads(given.case), given.number)
+    names = given.rows.read_text().split() if given.rows.exists() else ()
+    waiting = [c for c in cases(names) if given.only in c["name"] or given.only == c["kind"]]
+    scheduler = Scheduler(given.out, given.parallel, given.seconds)
+    jobs = [c for c in waiting if c["kind"] == "job"]
+    building = threading.Thread(target=compile_extensions) if jobs or any("adam" in str(c["argument"]) for c in waiting) else None
+    if building:
+        building.start()
+    first = [c for c in waiting if c["kind"] != "job" and "adam" not in str(c["argument"])]
+    scheduler.play(first, fresh)
+    if building:
+        building.join()
+    scheduler.play([c for c in waiting if c["kind"] != "job" and "adam" in str(c["argument"])], fresh)
+    if jobs:
+        from explorer.measure.worker import preload
 
-    order, adds, before = sys.argv[1].split(","), {}, resident()
-    torch.zeros(1, device="cuda")
-    for name in ("context", *order):
-        if name in PARTS:
-            part, dtype = PARTS[name]
-            part(dtype)
-        torch.cuda.synchronize()
-        adds[name], before = resident() - before, resident()
-    print(json.dumps({"order": ["context", *order], "adds_bytes": adds, "environment": {"torch": torch.__version__, "gpu": torch.cuda.get_device_name(0)}}))
+        preload()
+        scheduler.play(jobs, forked)
+    print(f"{len(scheduler.failed)} failed", *scheduler.failed, sep="\n")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ class HostWatch:
     """Resident memory of this process over the run, less what it had before the model."""
 
     def __init__(self) -> None:
-        self.base = self.peak = 0
+        self.base = self.peak = self.last = 0
         self._stop = threading.Event()
 
     def start(self) -> None:
@@ -24,11 +24,16 @@ class HostWatch:
         self.peak = max(self.peak, now)
         return max(0, now - self.base)
 
-    def finish(self) -> tuple[int, int]:
-        """(resident now, most so far), beyond the base."""
-        self._stop.set()
-        now = self.look()
-        return now, max(0, self.peak - self.base)
+    def finish(self) -> None:
+        """The run is over. What comes after, PyTorch's history read into Python say, is the probe's own and no part of the job."""
+        if not self._stop.is_set():
+            self.last = self.look()
+            self._stop.set()
+
+    @property
+    def most(self) -> int:
+        """The highest reading so far, beyond the base."""
+        return max(0, self.peak - self.base)
 
     def _watch(self) -> None:
         while not self._stop.wait(0.05):

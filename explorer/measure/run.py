@@ -95,6 +95,7 @@ class Run:
                 raise
             self.failure = self.phase, self.step_name, str(error)
             self.meter.interrupted()
+        self.meter.host.finish()
         self.meter.stop()
         self.say(f"reading the result after {time.monotonic() - started:.0f} s")
         return summarize(self)

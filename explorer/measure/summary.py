@@ -68,7 +68,7 @@ class _Summary:
         steps = {"first": self._step("first", self.first, init=True), "steady": self._step("steady", self.steady)}
         peak = _peak(steps)
         highest = next(p for p in steps[peak.allocated_step] if p.phase == peak.allocated_phase)
-        resident, most = work.meter.host.finish()
+        resident, most = work.meter.host.last, work.meter.host.most
         pinned = work.meter.pinned_bytes()
         processes = min(work.setup.world_size, work.setup.gpus_per_node)
         return Profile(
