@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from explorer.estimator.allocator import LARGE_SEGMENT, OWN_SEGMENT, PAGE, SMALL, SMALL_SEGMENT
+from explorer.estimator.allocator import device_request
 from explorer.estimator.stream import Mark, Stream
 from explorer.estimator.usage import OutOfMemory, Usage
 from explorer.profile import Failure, Verdict
@@ -71,10 +71,3 @@ def describe(failure: OutOfMemory, stream: Stream, capacity: int, limited: bool,
 def phase_at(marks: tuple[Mark, ...], position: int) -> Mark:
     """The phase that an event stands in."""
     return next((m for m in marks if m.start <= position < m.end), marks[-1])
-
-
-def device_request(size: int) -> int:
-    """What PyTorch asks the device for, which is what its text prints."""
-    if size <= SMALL:
-        return SMALL_SEGMENT
-    return LARGE_SEGMENT if size < OWN_SEGMENT else -(-size // PAGE) * PAGE

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from explorer import allocator_options
 from explorer.catalog import Card, Lengths, Model, find_card, find_model, lengths
 from explorer.dsconfig import Settings, resolve
 from explorer.errors import CouldNotRun
@@ -47,6 +50,15 @@ def outside_pytorch(card: Card | None, world_size: int) -> int:
     return card.context_bytes + card.nccl_bytes
 
 
+def options_of(asked: Mapping[str, Any], fraction: bool) -> Options:
+    """A job's `allocator`; `fraction`: the limit is a per-process one."""
+    split = asked.get("max_split_size_mb")
+    return Options(
+        expandable_segments=bool(asked.get("expandable_segments")), max_split_bytes=split * MiB if split else None, fraction=fraction,
+        collect_above=asked.get("garbage_collection_threshold"), divisions=allocator_options.divisions(asked.get("roundup_power2_divisions")),
+    )
+
+
 class Work:
     """One replay and what is read off it."""
 
@@ -67,11 +79,8 @@ class Work:
             self.stream, self.rules = replay(self.settings, self.tape, at, workspace)
         except CouldNotRun as error:
             raise CouldNotRun(f"{error}; {states_bound(self.settings, self.tape, at)}") from None
-        self.options = Options(
-            expandable_segments=bool(setup.allocator.get("expandable_segments", False)),
-            max_split_bytes=setup.allocator["max_split_size_mb"] * MiB if setup.allocator.get("max_split_size_mb") else None,
-        )
         self.capacity = capacity_of(setup)
+        self.options = options_of(setup.allocator, self.capacity is None or self.capacity.limited)
         limits = verdict.limits(self.capacity.bytes) if self.capacity else ()
         self.usages = run_under(self.stream, self.options, (None, *limits), frozenset(self.rules.releases))
         self.unlimited: Usage = self.usages[None]

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from explorer.estimator.allocator import MINIMUM, UNLIMITED, Allocator, Options
+from explorer.estimator.allocator import MINIMUM, UNLIMITED, Options, make
 from explorer.measure.history import Event
 
 
@@ -62,7 +62,7 @@ class Segments:
     """Free and taken blocks by address."""
 
     def __init__(self, options: Options, before: Iterable[Mapping[str, Any]] = ()) -> None:
-        self.rule = Allocator(options)
+        self.rule = make(options)
         self.free: dict[int, int] = {}
         """First byte → bytes."""
         self.ends: dict[int, int] = {}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from explorer.estimator.allocator import ADDRESS, AFTER, BEFORE, PAGE, SEGMENT, SIZE, Allocator, Options
+from explorer.estimator.allocator import ADDRESS, POOL, SIZE, Options, make
 from explorer.measure import segments
 from explorer.units import KiB, MiB
 
@@ -91,66 +91,79 @@ class Machine:
     """The allocator's own model writes a trace: its segments laid side by side, as cudaMalloc may."""
 
     def __init__(self, options: Options, rng: random.Random) -> None:
-        self.allocator, self.rng = Allocator(options), rng
-        self.bases: dict[int, int] = {}
+        self.allocator, self.rng = make(options), rng
+        self.device = Device(self, rng)
+        self.allocator.addresses = self.device
         self.trace: list[dict[str, Any]] = []
         self.expected: list[int] = []
         self.live: list[tuple[list, int]] = []
         self.pending: list[tuple[list, int]] = []
+        if options.expandable_segments:
+            self.watch_pages()
 
-    def address(self, at: int) -> int:
-        return self.bases.get(at >> 48, at & ~((1 << 48) - 1)) + (at & ((1 << 48) - 1))
+    def watch_pages(self) -> None:
+        """Pages as they are mapped and unmapped: of each pool in a range of its own."""
+        plain_map, plain_unmap = self.allocator._map, self.allocator._unmap
+
+        def mapping(gap: list, size: int, key: int) -> list:
+            start, before = gap[ADDRESS], self.allocator.reserved
+            block = plain_map(gap, size, key)
+            self.trace.append(entry("segment_map", self.address(start, key), self.allocator.reserved - before))
+            return block
+
+        def unmapping(block: list, key: int) -> None:
+            before, page = self.allocator.reserved, (20, 2)[key & 1] * MiB
+            first = -(-block[ADDRESS] // page) * page
+            plain_unmap(block, key)
+            if self.allocator.reserved < before:
+                self.trace.append(entry("segment_unmap", self.address(first, key), before - self.allocator.reserved))
+
+        self.allocator._map, self.allocator._unmap = mapping, unmapping
+
+    def address(self, at: int, key: int) -> int:
+        return at + (key << 50 if self.allocator.options.expandable_segments else 0)
 
     def ask(self, requested: int, stream: int) -> None:
         size = -(-requested // 512) * 512
-        reserved, tail = self.allocator.reserved, self.allocator.tails.get(stream * 2 + (size <= MiB))
-        end = None if tail is None else tail[ADDRESS] + tail[SIZE]
         block = self.allocator.allocate(size, stream)
-        grown = self.allocator.reserved - reserved
-        if grown:
-            start = block[ADDRESS] if end is None else end
-            if not self.allocator.expandable:
-                start = block[ADDRESS]
-                self.bases[start >> 48] = self.rng.choice(self.holes(grown))
-            self.trace.append(entry("segment_map" if self.allocator.expandable else "segment_alloc", self.address(start), grown))
-        self.trace.append(entry("alloc", self.address(block[ADDRESS]), requested, stream))
+        self.trace.append(entry("alloc", self.address(block[ADDRESS], block[POOL]), requested, stream))
         self.expected.append(block[SIZE])
         self.live.append((block, requested))
 
-    def holes(self, size: int) -> list[int]:
-        """Where a segment may go: right before or behind another, too."""
-        used = sorted((base, base + self.sizes[number]) for number, base in self.bases.items() if number in self.sizes)
-        ends = [0, *(end for _, end in used)]
-        return [end for end in ends if all(end + size <= begin or end >= finish for begin, finish in used)]
-
-    @property
-    def sizes(self) -> dict[int, int]:
-        blocks = [block for block, _ in (*self.live, *self.pending)] + [e[2] for pool in self.allocator.pools.values() for e in pool]
-        return {block[ADDRESS] >> 48: block[SEGMENT] for block in blocks}
-
     def request_free(self) -> None:
         block, requested = self.live.pop(self.rng.randrange(len(self.live)))
-        self.trace.append(entry("free_requested", self.address(block[ADDRESS]), requested))
+        self.trace.append(entry("free_requested", self.address(block[ADDRESS], block[POOL]), requested))
         self.pending.append((block, requested))
         if self.rng.random() < 0.7:
             self.complete_free(len(self.pending) - 1)
 
     def complete_free(self, number: int) -> None:
         block, requested = self.pending.pop(number)
-        self.trace.append(entry("free_completed", self.address(block[ADDRESS]), requested))
+        self.trace.append(entry("free_completed", self.address(block[ADDRESS], block[POOL]), requested))
         self.allocator.free(block)
 
     def release(self) -> None:
-        if self.allocator.expandable:
-            for tail in [t for t in self.allocator.tails.values() if t[2] and t[SIZE] >= PAGE]:
-                pages = tail[SIZE] // PAGE * PAGE
-                self.trace.append(entry("segment_unmap", self.address(tail[ADDRESS] + tail[SIZE] - pages), pages))
-        else:
-            for pool in self.allocator.pools.values():
-                for _, _, block in pool:
-                    if block[BEFORE] is None and block[AFTER] is None:
-                        self.trace.append(entry("segment_free", self.address(block[ADDRESS]), block[SEGMENT]))
         self.allocator.release()
+
+
+class Device:
+    """cudaMalloc anywhere, right before or behind another segment too."""
+
+    def __init__(self, machine: Machine, rng: random.Random) -> None:
+        self.machine, self.rng = machine, rng
+        self.held: dict[int, int] = {}
+
+    def take(self, size: int) -> int:
+        used = sorted((at, at + n) for at, n in self.held.items())
+        free = [end for end in (0, *(end for _, end in used)) if all(end + size <= begin or end >= finish for begin, finish in used)]
+        address = self.rng.choice(free)
+        self.held[address] = size
+        self.machine.trace.append(entry("segment_alloc", address, size))
+        return address
+
+    def give(self, address: int, size: int) -> None:
+        assert self.held.pop(address) == size
+        self.machine.trace.append(entry("segment_free", address, size))
 
 
 def requests(rng: random.Random) -> Iterator[int]:
