@@ -59,15 +59,6 @@ _Pool = list[tuple[int, int, _Block]]
 """Free blocks by (size, address): tuples, which Python compares in C; addresses differ, so blocks are never compared."""
 
 
-def make(options: Options, limits: Sequence[int] = (UNLIMITED,)) -> Allocator:
-    """The allocator that the options ask for."""
-    if options.expandable_segments:
-        from explorer.estimator.expandable import Expandable
-
-        return Expandable(options, limits)
-    return Collecting(options, limits) if options.collect_above and options.fraction else Allocator(options, limits)
-
-
 class Allocator:
     """The allocator's state, under one limit or under several that have made no difference so far."""
 

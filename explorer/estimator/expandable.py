@@ -10,12 +10,19 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 
-from explorer.estimator.allocator import ADDRESS, AFTER, BEFORE, FREE, LARGE_SEGMENT, MINIMUM, SEGMENT, SIZE, SMALL, SMALL_SEGMENT, UNLIMITED, Allocator, Options, _Block, device_request
+from explorer.estimator.allocator import ADDRESS, AFTER, BEFORE, FREE, LARGE_SEGMENT, MINIMUM, SEGMENT, SIZE, SMALL, SMALL_SEGMENT, UNLIMITED, Allocator, Collecting, Options, _Block, device_request
 
 GAP = -1
 """SEGMENT of a block that is not mapped: it is neither in use nor in a pool."""
 ENDLESS = 1 << 61
 """Bytes of a range: PyTorch takes addresses for 1 1/8 of the card, and another range where they do not do, which no job here reaches."""
+
+
+def make(options: Options, limits: Sequence[int] = (UNLIMITED,)) -> Allocator:
+    """The allocator that the options ask for."""
+    if options.expandable_segments:
+        return Expandable(options, limits)
+    return Collecting(options, limits) if options.collect_above and options.fraction else Allocator(options, limits)
 
 
 class Expandable(Allocator):

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from explorer.estimator.allocator import SIZE, SMALL, UNLIMITED, Allocator, Options, Parting, _Block, make, rounded
+from explorer.estimator.allocator import SIZE, SMALL, UNLIMITED, Allocator, Options, Parting, _Block, rounded
+from explorer.estimator.expandable import make
 from explorer.estimator.stream import Stream
 
 

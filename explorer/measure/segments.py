@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from explorer.estimator.allocator import MINIMUM, UNLIMITED, Options, make
+from explorer.estimator.allocator import MINIMUM, UNLIMITED, Options
+from explorer.estimator.expandable import make
 from explorer.measure.history import Event
 
 

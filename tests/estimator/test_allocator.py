@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from explorer import Setup
-from explorer.estimator.allocator import ADDRESS, AFTER, BEFORE, FREE, POOL, SEGMENT, SIZE, Options, make, rounded
+from explorer.estimator.allocator import ADDRESS, AFTER, BEFORE, FREE, POOL, SEGMENT, SIZE, Options, rounded
 from explorer.estimator.estimate import events
+from explorer.estimator.expandable import GAP, make
 from explorer.estimator.stream import GATHER, Writer
-from explorer.estimator.expandable import GAP
 from explorer.estimator.usage import run, run_under
 
 MiB = 1 << 20

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from explorer.estimator.allocator import ADDRESS, POOL, SIZE, Options, make
+from explorer.estimator.allocator import ADDRESS, POOL, SIZE, Options
+from explorer.estimator.expandable import make
 from explorer.measure import segments
 from explorer.units import KiB, MiB
 
