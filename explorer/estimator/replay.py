@@ -53,8 +53,10 @@ def wrapper(settings: Settings) -> type[Rules]:
     return Stage0Fused if settings.optimizer.implementation == "FusedAdam" else Stage0Unfused
 
 
-def replay(settings: Settings, tape: Tape, lengths: Mapping[str, int | None], workspace_bytes: int) -> tuple[Stream, Rules]:
+def replay(settings: Settings, tape: Tape, lengths: Mapping[str, int | None], workspace_bytes: int, overflows: bool = True) -> tuple[Stream, Rules]:
     """The stream of a first and a steady step, and the rules that wrote it (for their host ledger).
+
+    `overflows`: whether the first loss scale of fp16 is too high for this model.
 
     `workspace_bytes`: cuBLAS's workspace, which PyTorch's allocator hands out at the first matrix product and keeps: once for
     the main thread and once for autograd's, since each thread has its own handle (ATen/cuda/CublasHandlePool.cpp).
@@ -72,7 +74,7 @@ def replay(settings: Settings, tape: Tape, lengths: Mapping[str, int | None], wo
     micro_batches.load_batch()
     micro_batches.workspaces = {place: workspace_bytes if place[0] == CUBLAS else CUBLASLT_BYTES for place in _WORKSPACES}
     steps = settings.gradient_accumulation_steps
-    skips = _skips_first(settings)
+    skips = overflows and _skips_first(settings)
     for number, step in enumerate(("first", "first", "steady") if skips else ("first", "steady")):
         for index in sorted({0, min(1, steps - 1), steps - 1}):
             rules.before_micro(index)
@@ -92,10 +94,10 @@ def replay(settings: Settings, tape: Tape, lengths: Mapping[str, int | None], wo
 
 
 def _skips_first(settings: Settings) -> bool:
-    """Whether the first applied step follows a skipped one: fp16 with a dynamic loss scale starts too high. It matters at stage 3,
-    which prefetches from its second micro-batch on."""
+    """Whether the first applied step can follow a skipped one: fp16 with a dynamic loss scale may start too high. What the skipped step
+    leaves in the cache is there for the first applied one, and stage 3 prefetches from its second micro-batch on."""
     fp16 = settings.config.get("fp16", {})
-    return settings.stage == 3 and settings.precision == "fp16" and not fp16.get("loss_scale")
+    return settings.stage >= 1 and settings.precision == "fp16" and not fp16.get("loss_scale")
 
 
 class _MicroBatches:

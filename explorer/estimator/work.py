@@ -24,6 +24,11 @@ DEFAULT_WORKSPACE = 32 * MiB
 """cuBLAS's workspace where no card is named: Hopper's (catalog/cards.json has each card's)."""
 
 
+NEVER_OVERFLOW = ("causal",)
+"""Tasks whose gradients were below 1 at the first step, so that none overflowed at fp16's first loss scale of 65536: of the rows in benchmarks/accuracy
+all 17 of causal language models applied their first step, and all of other tasks at stages 1 to 3 skipped it. A mean over thousands of tokens is small."""
+
+
 @dataclass(frozen=True, slots=True)
 class Capacity:
     """What PyTorch may reserve, and what its out-of-memory text would say of the card."""
@@ -76,7 +81,7 @@ class Work:
         at = {"batch": self.lengths.micro_batch, "sequence": self.lengths.sequence, "target_sequence": self.lengths.target_sequence, "patches": self.lengths.patches}
         self.patches = self.lengths.patches or 0
         try:
-            self.stream, self.rules = replay(self.settings, self.tape, at, workspace)
+            self.stream, self.rules = replay(self.settings, self.tape, at, workspace, overflows=self.model.task not in NEVER_OVERFLOW)
         except CouldNotRun as error:
             raise CouldNotRun(f"{error}; {states_bound(self.settings, self.tape, at)}") from None
         self.capacity = capacity_of(setup)

@@ -14,6 +14,8 @@ ROWS = [json.loads(line) for line in (Path(__file__).parents[2] / "benchmarks/ac
 RAN = [row for row in ROWS if row["failure"] is None]
 
 
+A_BUFFER_MORE = {"llama1b-z2-autocast-of8": 0.09, "whisper-z1-autocast": 0.07}
+"""What is not understood yet: at 16-bit autocast with fp32 weights one buffer of the model's size finds no cached block that is large enough."""
 UNCOUNTED = {"trainer-bert-z0-adafactor": 150_000_000}
 """Bytes of the step that the estimate says it does not count (Adafactor's column means)."""
 
@@ -36,9 +38,29 @@ def test_peak_allocated(index):
 
 @pytest.mark.parametrize("index", range(len(RAN)), ids=[row["name"] for row in RAN])
 def test_peak_reserved(index):
-    """Nearly all within a few per cent; one segment more or less, of the size of a flat buffer, is up to 14."""
+    """Nearly all to the byte, and all within 5 per cent, but where one flat buffer more or less is a large part."""
     if "capacity_gib" not in RAN[index]["setup"]:
-        assert estimated(index).peak.reserved_bytes == pytest.approx(RAN[index]["peak"]["reserved_bytes"], rel=0.14)
+        most = A_BUFFER_MORE.get(RAN[index]["name"], 0.05)
+        assert estimated(index).peak.reserved_bytes == pytest.approx(RAN[index]["peak"]["reserved_bytes"], rel=most)
+
+
+def test_reserved_is_exact_on_most_rows():
+    """Which hangs on the order of requests and on where the driver puts segments: of 264 rows more than 160 are to the byte."""
+    whole = [i for i, row in enumerate(RAN) if "capacity_gib" not in row["setup"]]
+    exact = sum(estimated(i).peak.reserved_bytes == RAN[i]["peak"]["reserved_bytes"] for i in whole)
+    near = sum(abs(estimated(i).peak.reserved_bytes / RAN[i]["peak"]["reserved_bytes"] - 1) <= 0.03 for i in whole)
+    assert exact > 160
+    assert near >= 0.95 * len(whole)
+
+
+@pytest.mark.parametrize("index", [pytest.param(i, id=row["name"]) for i, row in enumerate(RAN) if row["setup"]["deepspeed"].get("fp16", {}).get("enabled") is True])
+def test_the_first_applied_step_of_fp16(index):
+    """It follows skipped ones where a gradient overflowed, whose workspaces and cached blocks it finds there; at stage 3 it prefetches then."""
+    if "capacity_gib" in RAN[index]["setup"]:
+        return
+    for phase in RAN[index]["steps"]["first"]:
+        ours = estimated(index).phase("first", phase["phase"])
+        assert ours.peak_allocated_bytes == pytest.approx(phase["peak_allocated_bytes"], rel=0.012, abs=slack_bytes(RAN[index]))
 
 
 @pytest.mark.parametrize("index", range(len(RAN)), ids=[row["name"] for row in RAN])

@@ -103,6 +103,13 @@ class Stage12Fp32(Stage12):
 
     def step(self) -> None:
         super().step()
+        self._free_buffers()
+
+    def skipped_step(self) -> None:
+        super().skipped_step()
+        self._free_buffers()
+
+    def _free_buffers(self) -> None:
         self.writer.free(*self.buffers.values())
         self.buffers = {}
 

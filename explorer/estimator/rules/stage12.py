@@ -288,6 +288,11 @@ class Stage12(Rules):
             self.optimizer_temporaries([group.own], decays=group is self.groups[0])
             self.writer.free(fp32)
 
+    def skipped_step(self) -> None:
+        """Gradients alone go: no norm is taken."""
+        self._forget_unowned()
+        self._drop_kept()
+
     def _forget_unowned(self) -> None:
         """Gradients of other ranks' parameters, where some are left (`free_grad_in_param_list`)."""
 
