@@ -1,8 +1,9 @@
 """Where cudaMalloc puts a segment: of free blocks of one size PyTorch takes the one with the lowest address.
 
-Read off the addresses of real runs on an H200 (benchmarks/gpu/limits.py --addresses). The driver maps memory in chunks of a multiple
-of 32 MiB, each below all before it, or in the highest gap that a chunk left. A segment goes to the top of the smallest hole
-that it fits into, of equally large ones the lowest; where it fits nowhere, a chunk is mapped. A chunk without segments is unmapped.
+As it was seen on an H200: the driver maps memory in chunks of a multiple of 32 MiB, each below all before it, or in the highest gap
+that a chunk left. A segment goes into the smallest hole that it fits, of equally large ones the lowest; where it fits nowhere, a
+chunk is mapped. A chunk without segments is unmapped. That a segment takes a hole's top is inferred: so the driver goes from chunk
+to chunk, and so rows of benchmarks/accuracy are exact that are a flat buffer off otherwise; `benchmarks/gpu/limits.py --addresses` records what shows it.
 """
 
 from __future__ import annotations

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from explorer import Setup
+from explorer import Setup, estimate
+from explorer.estimator.addresses import Addresses
 from explorer.estimator.allocator import ADDRESS, AFTER, BEFORE, FREE, POOL, SEGMENT, SIZE, Options, rounded
 from explorer.estimator.estimate import events
 from explorer.estimator.expandable import GAP, make
@@ -171,6 +174,26 @@ def test_a_per_process_limit_is_compared_with_the_whole_request_and_the_device_w
     assert usage(script, Options(expandable_segments=True, fraction=False), limit=105 * MiB).flushes == ()
 
 
+LIMITED = {row["name"]: row for row in map(json.loads, (Path(__file__).parents[2] / "benchmarks/accuracy/rows.jsonl").read_text().splitlines()) if row.get("limit_of")}
+
+
+@pytest.mark.parametrize("name", ["gpt2-z2@1.05", "gpt2-z2@1.10", "clipb-z1-fp16@1.05", "clipb-z1-fp16@1.10", "qwen25-z3-bf16@1.05", "qwen25-z3-bf16@1.10", "t5-z2@1.05", "vitl-z2-of64@1.05"])
+def test_expandable_segments_help_jobs_that_really_ran_out_of_memory_by_fragmentation(name):
+    """The limit is above what the tensors take, and each ran out of memory under it on an H200, without expandable segments."""
+    row = LIMITED[name]
+    setup = Setup.from_job(row["setup"])
+    assert row["failure"] is not None
+    assert estimate(setup, largest=False).verdict.answer in ("tight", "does not fit")
+    assert estimate(setup.replace(allocator={"expandable_segments": True}), largest=False).verdict.answer == "fits"
+
+
+@pytest.mark.parametrize("name", ["bert-z2@0.97", "gpt2-z2@0.97", "t5-z2@0.97"])
+def test_expandable_segments_do_not_help_where_the_tensors_are_too_many(name):
+    """A per-process limit below the peak."""
+    setup = Setup.from_job(LIMITED[name]["setup"])
+    assert estimate(setup.replace(allocator={"expandable_segments": True}), largest=False).verdict.answer != "fits"
+
+
 # --- max_split_size_mb
 
 
@@ -261,6 +284,46 @@ def test_rounding_lets_near_sizes_share_a_segment():
     script = [130 * MiB, -1, 150 * MiB]
     assert usage(script).reserved[-1] == 280 * MiB
     assert usage(script, Options(divisions=(4,) * 16)).reserved[-1] == 160 * MiB
+
+
+# --- where the driver puts segments
+
+
+def test_chunks_are_mapped_downwards_and_segments_fill_them_from_the_top():
+    device = Addresses()
+    first = device.take(500 * MiB)
+    second = device.take(600 * MiB)
+    assert second < first
+    assert device.take(12 * MiB) == first - 12 * MiB  # 512 MiB were mapped for the first: the smallest hole that fits
+    assert device.take(8 * MiB) == second - 8 * MiB  # 608 for the second
+
+
+def test_an_empty_chunk_goes_back_and_its_place_is_taken_again():
+    device = Addresses()
+    high, low = device.take(512 * MiB), device.take(512 * MiB)
+    device.give(high, 512 * MiB)
+    assert device.take(480 * MiB) == high + 32 * MiB
+    assert device.take(640 * MiB) < low
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_segments_never_overlap_and_all_holes_come_back(seed):
+    device, rng, held = Addresses(), random.Random(seed), {}
+    start = list(device.holes)
+    for _ in range(600):
+        if held and rng.random() < 0.5:
+            address = rng.choice(list(held))
+            device.give(address, held.pop(address))
+        else:
+            size = rng.choice([2, 20, 20, rng.randrange(10, 700, 2), 32, 64]) * MiB
+            held[device.take(size)] = size
+        spans = sorted([(a, a + n) for a, n in held.items()] + [(a, a + n) for a, n in device.holes])
+        assert all(end <= begin for (_, end), (begin, _) in zip(spans, spans[1:], strict=False))
+    other, before = device.copy(), (list(device.holes), list(device.starts))
+    for address, size in held.items():
+        device.give(address, size)
+    assert (device.holes, device.starts) == (start, [])
+    assert (other.holes, other.starts) == before
 
 
 # --- whatever happens
