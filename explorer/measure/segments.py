@@ -12,7 +12,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from explorer.estimator.allocator import MINIMUM, UNLIMITED, Options
+import numpy as np
+
+from explorer.estimator.allocator import MINIMUM, UNLIMITED, Options, rounded
 from explorer.estimator.expandable import make
 from explorer.measure.history import Event
 
@@ -44,7 +46,8 @@ def options(snapshot: Mapping[str, Any]) -> Options:
     """How the allocator that made a snapshot is set, whoever set it."""
     found = snapshot.get("allocator_settings", {})
     most = found.get("max_split_size", -1)
-    return Options(bool(found.get("expandable_segments")), most if 0 < most < UNLIMITED else None)
+    divisions = {int(size): count for size, count in found.get("roundup_power2_divisions", {}).items()}
+    return Options(bool(found.get("expandable_segments")), most if 0 < most < UNLIMITED else None, divisions=tuple(divisions[size] for size in sorted(divisions)))
 
 
 def requested_peak(trace: Iterable[Mapping[str, Any]]) -> int:
@@ -107,7 +110,7 @@ class Segments:
 
     def take(self, address: int, requested: int) -> int:
         """The bytes of the block that a request got at an address."""
-        size = max(MINIMUM, -(-requested // MINIMUM) * MINIMUM)
+        size = int(rounded(np.array([max(MINIMUM, requested)]), self.rule.options.divisions)[0]) if self.rule.options.divisions else max(MINIMUM, -(-requested // MINIMUM) * MINIMUM)
         have = self._cut(address) if address in self.free else size
         taken = self.rule.kept(have, size)
         if taken < have:

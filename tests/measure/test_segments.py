@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import pytest
 
-from explorer.estimator.allocator import ADDRESS, POOL, SIZE, Options
+from explorer.estimator.allocator import ADDRESS, POOL, SIZE, Options, rounded
 from explorer.estimator.expandable import make
 from explorer.measure import segments
 from explorer.units import KiB, MiB
@@ -125,7 +126,7 @@ class Machine:
         return at + (key << 50 if self.allocator.options.expandable_segments else 0)
 
     def ask(self, requested: int, stream: int) -> None:
-        size = -(-requested // 512) * 512
+        size = int(rounded(np.array([requested]), self.allocator.options.divisions)[0])
         block = self.allocator.allocate(size, stream)
         self.trace.append(entry("alloc", self.address(block[ADDRESS], block[POOL]), requested, stream))
         self.expected.append(block[SIZE])
@@ -174,7 +175,7 @@ def requests(rng: random.Random) -> Iterator[int]:
         yield rng.choice([rng.randrange(1, 4 * KiB), rng.randrange(1, MiB + 1), rng.randrange(MiB + 1, 10 * MiB), rng.randrange(10 * MiB, 90 * MiB), *usual])
 
 
-@pytest.mark.parametrize("options", [Options(), Options(expandable_segments=True), Options(max_split_bytes=40 * MiB)], ids=["plain", "expandable", "max_split_size"])
+@pytest.mark.parametrize("options", [Options(), Options(expandable_segments=True), Options(max_split_bytes=40 * MiB), Options(divisions=(4,) * 16)], ids=["plain", "expandable", "max_split_size", "roundup"])
 @pytest.mark.parametrize("seed", range(4))
 def test_every_block_of_a_random_run_is_read_to_the_byte(options: Options, seed: int) -> None:
     rng = random.Random(seed)
@@ -194,3 +195,10 @@ def test_every_block_of_a_random_run_is_read_to_the_byte(options: Options, seed:
     assert any(block - event.size > 100 * KiB for event, block in zip((e for e in events if e.size > 0), machine.expected, strict=True)) == (not options.expandable_segments)
     changes = accumulate(e["size"] if e["action"] == "alloc" else -e["size"] for e in machine.trace if e["action"] in ("alloc", "free_completed"))
     assert segments.requested_peak(machine.trace) == max(changes)
+
+
+def test_the_options_of_a_snapshot_are_those_its_allocator_runs_by():
+    settings = {"expandable_segments": False, "max_split_size": 64 * MiB, "roundup_power2_divisions": {"1": 2, "2": 4, "4": 8}}
+    assert segments.options({"allocator_settings": settings}) == Options(max_split_bytes=64 * MiB, divisions=(2, 4, 8))
+    assert segments.options({"allocator_settings": {"expandable_segments": True, "max_split_size": -1}}) == Options(expandable_segments=True)
+    assert segments.options({}) == Options()
