@@ -2,8 +2,8 @@
 
 As it was seen on an H200: the driver maps memory in chunks of a multiple of 32 MiB, each below all before it, or in the highest gap
 that a chunk left. A segment goes into the smallest hole that it fits, of equally large ones the lowest; where it fits nowhere, a
-chunk is mapped. A chunk without segments is unmapped. That a segment takes a hole's top is inferred: so the driver goes from chunk
-to chunk, and so rows of benchmarks/accuracy are exact that are a flat buffer off otherwise; `benchmarks/gpu/limits.py --addresses` records what shows it.
+chunk is mapped. A chunk without segments is unmapped. Inside a hole a segment takes the top: this is inferred, not read off. With
+it, rows of benchmarks/accuracy are exact that are one flat buffer off otherwise. `benchmarks/gpu/limits.py --addresses` records the addresses that can check it.
 """
 
 from __future__ import annotations

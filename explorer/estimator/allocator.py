@@ -167,7 +167,10 @@ class Allocator:
         self.addresses.give(block[ADDRESS], block[SEGMENT])
 
     def _release_large(self, size: int, key: int) -> bool:
-        """With max_split_size: give back one cached block that is large enough, else the largest ones until they are; whether they were (`release_available_cached_blocks`)."""
+        """With max_split_size: give back one cached block that is large enough, else the largest ones until they are together.
+
+        Returns whether they were (`release_available_cached_blocks`).
+        """
         pool = self.pools[key]
         needed = max(size, self.most)
         i = bisect_left(pool, (needed,))

@@ -10,7 +10,10 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 
-from explorer.estimator.allocator import ADDRESS, AFTER, BEFORE, FREE, LARGE_SEGMENT, MINIMUM, SEGMENT, SIZE, SMALL, SMALL_SEGMENT, UNLIMITED, Allocator, Collecting, Options, _Block, device_request
+from explorer.estimator.allocator import (
+    ADDRESS, AFTER, BEFORE, FREE, LARGE_SEGMENT, MINIMUM, SEGMENT, SIZE, SMALL, SMALL_SEGMENT, UNLIMITED,
+    Allocator, Collecting, Options, _Block, device_request,
+)
 
 GAP = -1
 """SEGMENT of a block that is not mapped: it is neither in use nor in a pool."""
@@ -48,7 +51,10 @@ class Expandable(Allocator):
         return size if have - size >= MINIMUM else have
 
     def _segment(self, size: int, key: int) -> _Block | None:
-        """Map what a request lacks (`try_allocate_expandable_block`). A per-process limit is compared with what cudaMalloc would be asked for, though fewer or more bytes are mapped."""
+        """Map what a request lacks (`try_allocate_expandable_block`).
+
+        PyTorch compares a per-process limit with what cudaMalloc would be asked for, though fewer or more bytes are mapped.
+        """
         needed = device_request(size) if self.options.fraction else self._lacking(self._start(size, key), size, key)
         if not self._room(needed, size, key):
             return None

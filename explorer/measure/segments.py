@@ -110,7 +110,9 @@ class Segments:
 
     def take(self, address: int, requested: int) -> int:
         """The bytes of the block that a request got at an address."""
-        size = int(rounded(np.array([max(MINIMUM, requested)]), self.rule.options.divisions)[0]) if self.rule.options.divisions else max(MINIMUM, -(-requested // MINIMUM) * MINIMUM)
+        size = max(MINIMUM, -(-requested // MINIMUM) * MINIMUM)
+        if self.rule.options.divisions:
+            size = int(rounded(np.array([max(MINIMUM, requested)]), self.rule.options.divisions)[0])
         have = self._cut(address) if address in self.free else size
         taken = self.rule.kept(have, size)
         if taken < have:

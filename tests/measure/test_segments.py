@@ -76,6 +76,7 @@ def test_memory_is_asked_for_until_its_free_is_completed():
     ({"max_split_size": -1, "expandable_segments": False}, Options()),
     ({"max_split_size": 40 * MiB, "expandable_segments": False}, Options(max_split_bytes=40 * MiB)),
     ({"max_split_size": -1, "expandable_segments": True}, Options(expandable_segments=True)),
+    ({"max_split_size": -1, "roundup_power2_divisions": {"1": 2, "4": 8, "2": 4}}, Options(divisions=(2, 4, 8))),
 ])
 def test_the_allocators_options_are_its_own(settings, options):
     """PyTorch writes no limit as −1."""
@@ -195,10 +196,3 @@ def test_every_block_of_a_random_run_is_read_to_the_byte(options: Options, seed:
     assert any(block - event.size > 100 * KiB for event, block in zip((e for e in events if e.size > 0), machine.expected, strict=True)) == (not options.expandable_segments)
     changes = accumulate(e["size"] if e["action"] == "alloc" else -e["size"] for e in machine.trace if e["action"] in ("alloc", "free_completed"))
     assert segments.requested_peak(machine.trace) == max(changes)
-
-
-def test_the_options_of_a_snapshot_are_those_its_allocator_runs_by():
-    settings = {"expandable_segments": False, "max_split_size": 64 * MiB, "roundup_power2_divisions": {"1": 2, "2": 4, "4": 8}}
-    assert segments.options({"allocator_settings": settings}) == Options(max_split_bytes=64 * MiB, divisions=(2, 4, 8))
-    assert segments.options({"allocator_settings": {"expandable_segments": True, "max_split_size": -1}}) == Options(expandable_segments=True)
-    assert segments.options({}) == Options()
