@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -30,6 +31,9 @@ JOBS = HERE / "host-jobs.jsonl"
 ROWS = HERE.parent / "accuracy" / "rows.jsonl"
 GPU_BUDGET_BYTES, HOST_BUDGET_BYTES = 110 * GiB, 100 * GiB
 """Of an H200 and its 128 GiB host: what the cases that run together may take."""
+
+LONGEST_SECONDS, LAST_SECONDS = 100, 12
+"""What one case may take, and what the last ones may after --seconds."""
 
 Case = dict[str, Any]
 """name, kind, argument, gpu_bytes, host_bytes."""
@@ -97,6 +101,7 @@ class Scheduler:
     def __init__(self, out: Path, parallel: int, seconds: float) -> None:
         self.out, self.parallel, self.until = out, parallel, time.monotonic() + seconds
         self.running: dict[int, tuple[Case, int, float]] = {}
+        """Process → its case, its number, when it began."""
         self.failed: list[str] = []
 
     def play(self, waiting: list[Case], start: Callable[[Case], tuple[int, int]]) -> None:
@@ -118,8 +123,8 @@ class Scheduler:
 
     def _reap(self) -> None:
         for pid, (case, pipe, began) in list(self.running.items()):
-            if time.monotonic() - began > 150:
-                os.kill(pid, 9)
+            if time.monotonic() > min(began + LONGEST_SECONDS, self.until + LAST_SECONDS):
+                os.kill(pid, signal.SIGKILL)
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
                 del self.running[pid]
@@ -138,6 +143,8 @@ class Scheduler:
 
 
 _number = iter(range(1 << 30))
+_fresh: list[subprocess.Popen[bytes]] = []
+"""Kept, since a Popen that nobody holds is waited for by the next one, and the scheduler would find no such child."""
 
 
 def forked(case: Case) -> tuple[int, int]:
@@ -156,6 +163,7 @@ def fresh(case: Case) -> tuple[int, int]:
     """A process of its own runs it."""
     number = next(_number)
     child = subprocess.Popen([sys.executable, "-m", "benchmarks.gpu.host", "--case", json.dumps(case), "--number", str(number)], stdout=subprocess.DEVNULL, stderr=open(f"/tmp/host-case-{number}.log", "w"))
+    _fresh.append(child)
     return child.pid, number
 
 
