@@ -50,16 +50,20 @@ def worker_pid() -> int:
 
 
 def children(pid: int) -> list[int]:
-    """Processes whose parent is `pid`, zombies left out."""
+    """Processes whose parent is `pid`, zombies left out.
+
+    A process is read as a zombie as soon as its first thread has ended; while another still gives memory back, its files are open and its locks held.
+    """
     found = []
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
             continue
         try:
             fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
+            threads = len(os.listdir(f"/proc/{entry}/task"))
         except OSError:
             continue
-        if int(fields[1]) == pid and fields[0] != "Z":
+        if int(fields[1]) == pid and (fields[0] != "Z" or threads > 1):
             found.append(int(entry))
     return found
 
