@@ -95,6 +95,43 @@ def attention(dtype: Any) -> None:
     torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True).sum().backward()
 
 
+def masked_attention(dtype: Any) -> None:
+    """Attention with a mask of its own, which takes the memory-efficient kernel."""
+    import torch
+
+    q = torch.randn(2, 4, 128, 64, device="cuda", dtype=dtype, requires_grad=True)
+    mask = torch.zeros(2, 1, 128, 128, device="cuda", dtype=dtype)
+    torch.nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=mask).sum().backward()
+
+
+def attention_by_hand(dtype: Any) -> None:
+    """Two batched products and a softmax, as "eager" does."""
+    import torch
+
+    q = torch.randn(2, 4, 128, 64, device="cuda", dtype=dtype, requires_grad=True)
+    (torch.softmax(q @ q.transpose(-1, -2), -1, dtype=torch.float32).to(dtype) @ q).sum().backward()
+
+
+def long_embedding(dtype: Any) -> None:
+    """More than 3072 tokens: the backward sorts them (ATen/native/cuda/Embedding.cu, `embedding_dense_backward_cuda`)."""
+    import torch
+
+    table = torch.randn(1000, 256, device="cuda", dtype=dtype, requires_grad=True)
+    torch.nn.functional.embedding(torch.arange(4096, device="cuda") % 1000, table).sum().backward()
+
+
+def routing(_: Any) -> None:
+    """What a mixture of experts asks: top-k, sort, one-hot, cumulative sum, index_add."""
+    import torch
+
+    scores = torch.randn(512, 8, device="cuda", requires_grad=True)
+    weights, chosen = torch.topk(scores.softmax(-1), 2)
+    places = torch.nn.functional.one_hot(chosen, 8).cumsum(0).nonzero()
+    order = chosen.flatten().sort().indices
+    torch.zeros(512, device="cuda").index_add_(0, order % 512, weights.flatten()[order]).sum().backward()
+    places.sum().item()
+
+
 def convolution(dtype: Any) -> None:
     """A patch embedding."""
     import torch
@@ -179,9 +216,9 @@ def norms(_: Any) -> None:
 
 
 PARTS: dict[str, tuple[Callable[[Any], None], str]] = {
-    **{f"{name}{bits}": (part, dtype) for name, part in (("mm", product), ("sdpa", attention), ("conv", convolution), ("conv1d", convolution_1d), ("ops", operations))
+    **{f"{name}{bits}": (part, dtype) for name, part in (("mm", product), ("sdpa", attention), ("masked", masked_attention), ("hand", attention_by_hand), ("embed", long_embedding), ("conv", convolution), ("conv1d", convolution_1d), ("ops", operations))
        for bits, dtype in (("16", "bfloat16"), ("h", "float16"), ("32", "float32"))},
-    **{name: (part, "float32") for name, part in (("context", context), ("nccl", nccl), ("nccl2", nccl_gather), ("fused", fused), ("cpu_adam", cpu_adam), ("foreach", foreach), ("norms", norms))},
+    **{name: (part, "float32") for name, part in (("context", context), ("nccl", nccl), ("nccl2", nccl_gather), ("fused", fused), ("cpu_adam", cpu_adam), ("foreach", foreach), ("norms", norms), ("routing", routing))},
 }
 
 
@@ -288,10 +325,11 @@ _TORCH = ["import:torch", "import:deepspeed"]
 _ORDERS = {
     "imports": [*_IMPORTS, "context"],
     "imports-deepspeed-first": ["import:torch", "import:deepspeed", "import:transformers", "import:transformers.trainer", "context"],
-    "bf16": [*_TORCH, "context", "mm16", "sdpa16", "ops16", "norms", "fused-adam", "nccl", "nccl2", "conv16", "conv1d16"],
-    "fp16": [*_TORCH, "context", "mmh", "sdpah", "opsh", "norms", "fused-adam", "nccl", "nccl2", "convh"],
-    "fp32": [*_TORCH, "context", "mm32", "sdpa32", "ops32", "norms", "foreach", "nccl", "nccl2", "conv32", "conv1d32"],
+    "bf16": [*_TORCH, "context", "mm16", "sdpa16", "ops16", "norms", "fused-adam", "nccl", "nccl2", "embed16", "masked16", "hand16", "conv16", "conv1d16", "routing"],
+    "fp16": [*_TORCH, "context", "mmh", "sdpah", "opsh", "norms", "fused-adam", "nccl", "nccl2", "embedh", "maskedh", "handh", "convh"],
+    "fp32": [*_TORCH, "context", "mm32", "sdpa32", "ops32", "norms", "foreach", "nccl", "nccl2", "embed32", "masked32", "hand32", "conv32", "conv1d32"],
     "nccl-first": [*_TORCH, "context", "nccl", "nccl2", "mm16", "sdpa16", "ops16", "conv16", "foreach"],
+    "masked-first": [*_TORCH, "context", "mm16", "masked16", "sdpa16", "embed16", "ops16"],
     "conv-first": [*_TORCH, "context", "conv16", "mm16", "sdpa16", "ops16", "nccl"],
     "conv1d-first": [*_TORCH, "context", "conv1d16", "mm16", "sdpa16", "ops16", "fused-adam"],
     "optimizer-first": [*_TORCH, "context", "fused-adam", "mm16", "sdpa16", "ops16"],
