@@ -206,12 +206,13 @@ _ALIKE = 0.01
 
 
 def _on_its_card(setup: Setup, message: Message, said: list[Remark]) -> Setup:
-    """The base's card where it is of the message's size, else the first that is, else the size alone."""
+    """The base's card where it is of the message's size, else the first common one that is, else the size alone."""
     if message.limit is not None and message.kind != "mps":
         return setup.replace(capacity_gib=round(message.limit.bytes / GiB, 2))
     if message.capacity is None or message.kind in ("mps", "xpu", "npu") or message.doubted("capacity"):
         return setup
-    fitting = [card for card in cards() if abs(card.total_bytes - message.capacity.bytes) <= _ALIKE * card.total_bytes]
+    alike = (card for card in cards() if abs(card.total_bytes - message.capacity.bytes) <= _ALIKE * card.total_bytes)
+    fitting = sorted(alike, key=lambda card: not card.common)
     if any(card.name == setup.gpu for card in fitting) or setup.capacity_gib is not None:
         return setup
     size = human(message.capacity.bytes)

@@ -25,6 +25,8 @@ class Card:
     """One kind of card."""
 
     name: str
+    advertised: int
+    """Gigabytes that the vendor names it by."""
     total_bytes: int
     """As `torch.cuda.mem_get_info` and PyTorch's out-of-memory text show it."""
     compute_capability: float
@@ -33,9 +35,14 @@ class Card:
     context_bytes: int
     nccl_bytes: int
     cublas_workspace_bytes: int
-    """ATen/cuda/CublasHandlePool.cpp: 32 MiB on Hopper and newer, 4096 KiB × 2 + 16 KiB × 8 elsewhere."""
+    """ATen/cuda/CublasHandlePool.cpp: 32 MiB on compute capability 9 and 10, 4096 KiB × 2 + 16 KiB × 8 on other
+    CUDA cards; on ROCm 128 MiB for gfx94x and gfx95x, 32 MiB for older ones."""
     source: str
     """Where `total_bytes` comes from."""
+    names: tuple[str, ...] = ()
+    """What it is called as well. A name that several cards share means the one that lists it without a size, else none."""
+    common: bool = False
+    """Whether a card known by its size alone is taken for this one first."""
     outside_source: str = OUTSIDE_SOURCE
 
 
@@ -49,37 +56,94 @@ def cards() -> tuple[Card, ...]:
 def _card(name: str, facts: dict) -> Card:
     capability = facts["compute_capability"]
     amd = facts.get("vendor") == "amd"
-    hopper = capability >= 9 and not amd
+    cudnn_first = 9 <= capability < 11 and not amd
     return Card(
         name=name,
+        advertised=facts["advertised_gb"],
         total_bytes=facts.get("total_bytes") or int(facts["total_gib"] * GiB),
         compute_capability=capability,
-        attention_generation="hopper" if hopper else "ampere" if capability >= 8 else "older",
+        attention_generation="hopper" if cudnn_first else "ampere" if capability >= 8 else "older",
         context_bytes=CONTEXT_BYTES,
         nccl_bytes=NCCL_BYTES,
-        cublas_workspace_bytes=32 * MiB if hopper else 2 * 4096 * KiB + 8 * 16 * KiB,
+        cublas_workspace_bytes=_workspace(capability, amd, cudnn_first),
         source=facts["source"],
+        names=tuple(facts.get("names", ())),
+        common=facts.get("common", False),
     )
 
 
+def _workspace(capability: float, amd: bool, large: bool) -> int:
+    if amd:
+        return (128 if capability >= 9.4 else 32) * MiB
+    return 32 * MiB if large else 2 * 4096 * KiB + 8 * 16 * KiB
+
+
 def find_card(name: str) -> Card:
-    """A card by name, in any writing, a driver's too ("NVIDIA A100-SXM4-80GB"); BadInput("gpu", ...) with the nearest names otherwise."""
-    plain, words = _plain(name), _words(name)
-    for card in cards():
-        if plain == _plain(card.name) or _words(card.name) <= words and not words & _OTHERS:
-            return card
-    near = _near(name, [card.name for card in cards()])
-    raise BadInput("gpu", f"is {shown(name)}, which is not a known card; choose one of {', '.join(near)}, or give capacity_gib instead")
+    """A card by name, in any writing, a driver's too: "NVIDIA A100-SXM4-80GB", "4090", "a100 80g".
+
+    Raises BadInput("gpu", ...) with the nearest names where none, or more than one, is meant.
+    """
+    words = _words(name)
+    if not words & _SMALLER:
+        found = _meant(name)
+        if len(found) == 1:
+            return found[0]
+    near = ", ".join(_near(name))
+    raise BadInput("gpu", f"is {shown(name)}, which is not a known card; choose one of {near}, or give capacity_gib instead")
 
 
-def _near(name: str, names: list[str]) -> list[str]:
-    """Names with a word of it, smallest card first; else those alike, most alike first; else all."""
-    words = {word for word in _words(name) if not word.endswith("gb")}
-    return [n for n in names if words & _words(n)] or difflib.get_close_matches(name.upper()[:60], names, 3, 0.75) or names
-
-
-_OTHERS = {"laptop", "mobile", "mig"}
+_SMALLER = {"laptop", "mobile", "mig"}
 """Words that make a card's name mean less memory."""
+_SAID_BESIDE = frozenset((
+    "nvidia", "geforce", "tesla", "amd", "instinct", "radeon", "gpu", "graphics", "card", "tensor", "core",
+    "sxm", "sxm2", "sxm3", "sxm4", "sxm5", "sxm6", "pcie", "pci", "oam", "hbm", "hbm2", "hbm2e", "hbm3", "hbm3e", "gddr6", "gddr6x", "gddr7",
+    "blackwell", "hopper", "ampere", "volta", "turing", "workstation", "server", "edition", "generation", "max", "q", "superchip",
+))
+"""Words that drivers and people add to a card's name and that say nothing of its memory."""
+
+
+def _meant(name: str) -> list[Card]:
+    """Cards of that name. Its size, where the name gives one, must be theirs: another size is another card."""
+    plain = _plain(name)
+    exact = [card for card in cards() if any(plain == _plain(known) for known in (card.name, *card.names))]
+    if exact:
+        return exact
+    core, size = _parts(name)
+    found = [card for card in cards() if core in _cores(card) and size in (None, card.advertised)]
+    usual = [card for card in found if size is None and any(_parts(other) == (core, None) for other in card.names)]
+    return usual if len(usual) == 1 else found
+
+
+@lru_cache(maxsize=256)
+def _cores(card: Card) -> frozenset[str]:
+    return frozenset(_parts(name)[0] for name in (card.name, *card.names))
+
+
+def _parts(name: str) -> tuple[str, int | None]:
+    """(the name without what is said beside it, its size in GB): "NVIDIA A100-SXM4-80GB" is ("a100", 80)."""
+    words = re.findall(r"[a-z0-9]+", re.sub(r"(\d)\s+(g|gb|gib)\b", r"\1\2", name[:200].lower()))
+    size = next((int(found[1]) for word in words if (found := _SIZE.fullmatch(word))), None)
+    words = [word for word in words if word not in _SAID_BESIDE and not _SIZE.fullmatch(word)]
+    if size is None and len(words) > 1 and re.fullmatch(r"\d{1,3}", words[-1]) and any(re.search(r"\d", word) for word in words[:-1]):
+        size = int(words.pop())  # "A800-80"
+    return "".join(words), size
+
+
+_SIZE = re.compile(r"(\d{1,4})gi?b?")
+
+
+def _near(name: str) -> list[str]:
+    """Names with a word of it, smallest card first; else those alike, most alike first; else cards
+    of its size; else one of each."""
+    names = [card.name for card in cards()]
+    words = {word for word in _words(name) if not word.endswith("gb") and word not in _SAID_BESIDE}
+    telling = words - {"rtx", "ti", "super"} or words
+    shared = [card.name for card in cards() if any(telling & _words(n) for n in (card.name, *card.names))]
+    alike = difflib.get_close_matches(name.upper()[:60], names, 3, 0.75)
+    size = _parts(name)[1]
+    sized = [card.name for card in cards() if size is not None and card.advertised == size]
+    one_of_each_size = {card.advertised: card.name for card in reversed(cards()) if card.common}
+    return shared or alike or sized or list(one_of_each_size.values())[::-1]
 
 
 def _plain(name: str) -> str:

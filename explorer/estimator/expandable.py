@@ -11,8 +11,22 @@ from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 
 from explorer.estimator.allocator import (
-    ADDRESS, AFTER, BEFORE, FREE, LARGE_SEGMENT, MINIMUM, SEGMENT, SIZE, SMALL, SMALL_SEGMENT, UNLIMITED,
-    Allocator, Collecting, Options, _Block, device_request,
+    ADDRESS,
+    AFTER,
+    BEFORE,
+    FREE,
+    LARGE_SEGMENT,
+    MINIMUM,
+    SEGMENT,
+    SIZE,
+    SMALL,
+    SMALL_SEGMENT,
+    UNLIMITED,
+    Allocator,
+    Collecting,
+    Options,
+    _Block,
+    device_request,
 )
 
 GAP = -1
