@@ -78,8 +78,27 @@ def _of_transformers(model: Model, setup: Setup, device: str, dtype: Any) -> Any
         raise BadInput("model", f"transformers has no class {model.model_class}")
     built = _construct(model_class, build_config(model, setup), setup.attention, device, dtype)
     built.tie_weights()
+    if model.config.get("tie_word_embeddings") is False:
+        _untie_head(built)
     _give_weights(built, device)
     return built
+
+
+def _untie_head(built: Any) -> None:
+    """Give the head weights of its own, as checkpoints of T5 v1.1, mT5 and mT0 have them.
+
+    transformers ties the head of every T5 until it loads a checkpoint whose two weights differ (modeling_utils.py, `tie_weights`);
+    the embeddings of encoder and decoder stay one.
+    """
+    import torch
+
+    head, words = built.get_output_embeddings(), built.get_input_embeddings()
+    if head is None or words is None or head.weight is not words.weight:
+        return
+    head.weight = torch.nn.Parameter(torch.empty_like(words.weight))
+    name = next(f"{path}.weight" for path, module in built.named_modules() if module is head)
+    built.all_tied_weights_keys = {target: source for target, source in built.all_tied_weights_keys.items() if target != name}
+    built._tied_weights_keys = {target: source for target, source in built._tied_weights_keys.items() if target != name}
 
 
 def _made(model: Model, micro_batch: int, sequence: int | None, device: str, dtype: Any) -> tuple[Any, dict[str, Any]]:

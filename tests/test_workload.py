@@ -9,7 +9,7 @@ import pytest
 from explorer.catalog import find_model, models
 from explorer.errors import BadInput
 from explorer.setup import Setup
-from tests.catalog.tiny import TINY
+from tests.catalog.tiny import TINY, TINY_TYPES
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -24,13 +24,17 @@ def build(config, device="cpu", dtype=torch.float32, **job):
 
 
 def test_the_tiny_models_cover_the_catalog():
-    assert set(TINY) == {model.family for model in models()}
+    assert {config["model_type"] for config in (*TINY.values(), *TINY_TYPES.values())} == {model.model_type for model in models()}
+    assert all(config["model_type"] == name for name, config in TINY_TYPES.items())
 
 
-@pytest.mark.parametrize("family", TINY)
+ALL_TINY = {**TINY, **TINY_TYPES}
+
+
+@pytest.mark.parametrize("family", ALL_TINY)
 def test_one_step(family):
     torch.manual_seed(0)
-    _, _, model, batch = build(TINY[family])
+    _, _, model, batch = build(ALL_TINY[family])
     loss = model(**batch).loss
     assert loss.dim() == 0 and math.isfinite(loss.item())
     loss.backward()
@@ -41,9 +45,9 @@ def test_one_step(family):
     assert any(p.grad.abs().sum() > 0 for p in model.parameters() if p.grad is not None)
 
 
-@pytest.mark.parametrize("family", TINY)
+@pytest.mark.parametrize("family", ALL_TINY)
 def test_the_class_has_the_shape_that_lengths_say(family):
-    model, setup, _, batch = build(TINY[family], device="meta", dtype=torch.bfloat16)
+    model, setup, _, batch = build(ALL_TINY[family], device="meta", dtype=torch.bfloat16)
     from explorer.catalog import lengths
 
     at = lengths(setup, model)

@@ -68,10 +68,14 @@ class Member:
 
 
 def family(setup: Setup, on_progress: tapes.Progress | None = None) -> tuple[Member, ...]:
-    """Every model of the catalog that is of the job's family, smallest first, each estimated with this setup: its lengths, its card, its config."""
+    """Every model of the catalog that is of the job's family, smallest first, each estimated with this setup: its lengths, its card, its config.
+
+    The family of a config that is not the catalog's is the first there of its model type.
+    """
     own = find_model(setup.model)
-    related = {model.family for model in models() if model.model_type == own.model_type} | {own.family}
-    members = sorted((m for m in models() if m.family in related), key=lambda m: m.parameters or 0)
+    families = {model.family: None for model in models() if model.model_type == own.model_type}
+    name = own.family if own.source == "catalog" else next(iter(families), None)
+    members = sorted((m for m in models() if m.family == name), key=lambda m: m.parameters or 0)
     return tuple(_member(setup.replace(model=m.name), m.parameters or 0, on_progress) for m in members)
 
 

@@ -2,6 +2,6 @@
 
 from explorer.catalog.cards import Card, cards, find_card
 from explorer.catalog.lengths import Lengths, image_tokens, lengths
-from explorer.catalog.models import Model, find_model, models, own_model, stand_in
+from explorer.catalog.models import Model, catalog_name, find_model, models, own_model, stand_in
 
-__all__ = ["Card", "Lengths", "Model", "cards", "find_card", "find_model", "image_tokens", "lengths", "models", "own_model", "stand_in"]
+__all__ = ["Card", "Lengths", "Model", "cards", "catalog_name", "find_card", "find_model", "image_tokens", "lengths", "models", "own_model", "stand_in"]

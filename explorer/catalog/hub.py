@@ -13,18 +13,20 @@ from functools import lru_cache
 from pathlib import Path
 
 from explorer.errors import BadInput, CouldNotRun, shown
+from explorer.jsonfile import read_json
 
 REACH_SECONDS = 3
 WAIT_SECONDS = 40
 """The worker's start included; asking an answering hub takes one or two."""
+_LONGEST = 200
 _ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 
 
 def hub_config(name: str, way_out: str) -> str:
     """The config of a hub id, as JSON text. Raises BadInput("model", ...) ending in `way_out` where it is not to be had."""
-    if len(name) > 200 or not _ID.fullmatch(name):
+    if len(name) > _LONGEST or not _ID.fullmatch(name):
         raise BadInput("model", f"is {shown(name)}, which is neither a catalog name, a folder with a config.json, nor a hub id; {way_out}")
-    if not stored(name):
+    if _stored(name) is None:
         if offline():
             raise BadInput("model", f"{shown(name)} is not in the catalog, and the Hugging Face hub is switched off (HF_HUB_OFFLINE); {way_out}")
         if not _reachable(_endpoint(), int(time.monotonic() // 30)):
@@ -37,11 +39,20 @@ def offline() -> bool:
     return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
 
 
-def stored(name: str) -> bool:
-    """Whether the hub's cache on this machine has something of that id."""
+def stored_config(name: str) -> str | None:
+    """The config of a hub id in the hub's cache on this machine, as JSON text; None where it is not there or not sound."""
+    path = _stored(name) if len(name) <= _LONGEST and _ID.fullmatch(name) else None
+    try:
+        config = None if path is None else read_json(path, "model")
+    except BadInput:
+        return None
+    return json.dumps(config, sort_keys=True) if isinstance(config, dict) and "model_type" in config else None
+
+
+def _stored(name: str) -> Path | None:
     home = Path(os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface")
     folder = Path(os.environ.get("HF_HUB_CACHE") or home / "hub") / ("models--" + name.replace("/", "--"))
-    return any(folder.glob("snapshots/*/config.json"))
+    return max(folder.glob("snapshots/*/config.json"), key=lambda path: path.stat().st_mtime, default=None)
 
 
 def _endpoint() -> str:

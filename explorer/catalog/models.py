@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from explorer.catalog.checks import check
-from explorer.catalog.hub import hub_config
+from explorer.catalog.hub import hub_config, stored_config
 from explorer.catalog.kinds import Kind, Task, kinds, task_of
+from explorer.catalog.names import BITSANDBYTES_4_BIT, Meant, Names
 from explorer.catalog.own import Factory, find_factory
 from explorer.catalog.relatives import relatives
 from explorer.errors import BadInput, shown
@@ -82,8 +83,32 @@ class Model:
 @lru_cache(maxsize=1)
 def models() -> tuple[Model, ...]:
     """The catalog, in its own order."""
-    data = json.loads((Path(__file__).parent / "models.json").read_text(encoding="utf-8"))
-    return tuple(replace(_model(name, entry["config"], entry["model_class"], "catalog"), family=entry["family"], parameters=entry["parameters"]) for name, entry in data.items())
+    return tuple(
+        replace(_model(name, entry["config"], entry["model_class"], "catalog"), family=entry["family"], parameters=entry["parameters"])
+        for name, entry in _entries().items()
+    )
+
+
+@lru_cache(maxsize=1)
+def _entries() -> Mapping[str, Any]:
+    return json.loads((Path(__file__).parent / "models.json").read_text(encoding="utf-8"))
+
+
+@lru_cache(maxsize=1)
+def _names() -> Names:
+    entries = _entries()
+    return Names({name: entry.get("aliases", ()) for name, entry in entries.items()}, {name: entry["family"] for name, entry in entries.items()})
+
+
+@lru_cache(maxsize=1)
+def _by_name() -> Mapping[str, Model]:
+    return {model.name: model for model in models()}
+
+
+def catalog_name(name: str) -> str | None:
+    """The catalog's name of the whole model that `name` means: an alias, a release or a mirror of the same sizes; None where that is none."""
+    meant = _names().find(name)
+    return meant.model if meant is not None and meant.quantized is None else None
 
 
 def find_model(model: str | Mapping[str, Any]) -> Model:
@@ -92,15 +117,24 @@ def find_model(model: str | Mapping[str, Any]) -> Model:
         return _from_config(json.dumps(model, sort_keys=True, default=dict))
     if model in _OWN:
         return _OWN[model]
-    for known in models():
-        if model.lower() in (known.name.lower(), _short_name(known).lower()):
-            return known
+    meant = _names().find(model) if not model.startswith((".", "/", "~")) else None
+    if meant is not None:
+        return _by_name()[meant.model] if meant.quantized is None else _quantized(model, meant)
     path = _config_file(model)
     if path is not None:
         return _from_config(json.dumps(read_json(path, "model"), sort_keys=True), name=path.resolve().parent.name)
     if model.endswith(".json") or model.startswith(("/", "./", "../", "~")):
         raise BadInput("model", f"{shown(model, 160)} is no folder with a config.json and no .json file; give a catalog name, a folder with a config.json, or a hub id")
-    return _from_config(hub_config(model, _way_out(model)), name=model, source="hub")
+    return _from_config(stored_config(model) or hub_config(model, _way_out(model)), name=model, source="hub")
+
+
+def _quantized(name: str, meant: Meant) -> Model:
+    """A copy with weights in 4 bit by bitsandbytes; other ways are not followed."""
+    whole = _by_name()[meant.model]
+    if meant.quantized != "bitsandbytes":
+        raise BadInput("model", f"{shown(name)} holds weights quantized in another way ({meant.quantized}) than bitsandbytes' 4 bit, the only one followed here; name {meant.model} for its whole weights")
+    config = {**whole.config, "quantization_config": BITSANDBYTES_4_BIT}
+    return replace(whole, name=name, config=config, key=_digest(whole.model_class, config))
 
 
 _OWN: dict[str, Model] = {}
@@ -128,10 +162,6 @@ def _config_file(name: str) -> Path | None:
         return path if path.suffix == ".json" and path.is_file() else None
     except (OSError, RuntimeError, ValueError):  # a name too long, or of a home that is not there
         return None
-
-
-def _short_name(model: Model) -> str:
-    return model.name.rpartition("/")[2]
 
 
 def _way_out(name: str) -> str:
@@ -219,9 +249,13 @@ def _model(name: str, config: Mapping[str, Any], model_class: str, source: Sourc
         token_side=_token_side(config) if task == "image_text" else None,
         vocab_size=_vocabulary(config, task, kind),
         parameters=None,
-        key=hashlib.sha256(json.dumps([model_class, kept], sort_keys=True).encode()).hexdigest()[:16],
+        key=_digest(model_class, kept),
         source=source,
     )
+
+
+def _digest(model_class: str, config: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps([model_class, config], sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _limits(config: Mapping[str, Any], task: Task, kind: Kind) -> tuple[int | None, int | None]:

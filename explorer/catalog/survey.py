@@ -14,6 +14,8 @@ OTHER_INPUTS = ("siglip2", "metaclip_2", "shieldgemma2", "timm_wrapper", "dinat"
 """Types whose class takes another batch than its name says, or a package beyond transformers."""
 POSITIONS_TAKEN = ("camembert", "data2vec-text", "ibert", "longformer", "luke", "mpnet", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod")
 """Those whose modeling file counts positions from the padding's (create_position_ids_from_input_ids)."""
+POSITIONS_KEYS = {"mpt": "max_seq_len"}
+"""Those whose config counts its positions under a name of its own, outside transformers' attribute_map."""
 INPUTS = {"image": "pixel_values", "contrastive": "input_ids", "speech": "input_features"}
 
 
@@ -66,8 +68,8 @@ def _kind(name: str, config: Any, classes: Mapping[Task, str]) -> Kind:
         encoder_decoder=bool(getattr(config, "is_encoder_decoder", False)),
         hidden_size=hidden or max(getattr(config, "hidden_sizes", None) or [0]) or _number(getattr(config, "text_config", None), "hidden_size"),
         hidden_key=names.get("hidden_size", "hidden_size"),
-        positions=_number(config, "max_position_embeddings") or (_number(config.text_config, "max_position_embeddings") if "image_text" in classes else None),
-        positions_key=names.get("max_position_embeddings", "max_position_embeddings"),
+        positions=_number(config, POSITIONS_KEYS.get(name, "max_position_embeddings")) or (_number(config.text_config, "max_position_embeddings") if "image_text" in classes else None),
+        positions_key=POSITIONS_KEYS.get(name) or names.get("max_position_embeddings", "max_position_embeddings"),
         positions_taken=name in POSITIONS_TAKEN,
         vocab_size=_number(config, "vocab_size") or _number(getattr(config, "text_config", None), "vocab_size"),
         image_size=_number(config, "image_size") or _number(getattr(config, "vision_config", None), "image_size"),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from explorer.catalog import models
+from explorer.catalog import catalog_name
 from explorer.dsconfig.arguments import NAMES
 from explorer.dsconfig.findings import Finding
 
@@ -96,8 +96,7 @@ def _take_field(part: Part, name: str, value: Any) -> bool:
 
 def _take_model(part: Part, name: str) -> None:
     """The catalog's model of that name, wherever it is kept; a hub id; never a place on this machine."""
-    last = name.replace("\\", "/").rstrip("/").rpartition("/")[2].lower()
-    known = next((m.name for m in models() if last == m.name.rpartition("/")[2].lower()), None)
+    known = catalog_name(name.replace("\\", "/").rstrip("/").rpartition("/")[2])
     if known is not None:
         part.job.setdefault("model", known)
     elif name.startswith(("/", ".", "~")) or ":" in name or name.count("/") > 1:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from explorer.catalog import models
+from explorer.catalog import catalog_name, find_model
 from explorer.dsconfig.findings import Finding
 
 RELEASE = "1.16.0"
@@ -70,5 +70,6 @@ def fill(name: str, missing: dict[str, Any], changes: dict[str, Any]) -> Finding
 
 def _within(model: Any, tokens: int) -> int:
     """No more than the catalog's model has positions for."""
-    limit = next((known.sequence_limit for known in models() if known.name == model), None)
+    known = catalog_name(model) if isinstance(model, str) else None
+    limit = None if known is None else find_model(known).sequence_limit
     return tokens if limit is None else min(tokens, limit)

@@ -86,8 +86,8 @@ def _points(key: Key, model: Model) -> Iterator[dict[str, int | None]]:
 
 
 def main() -> None:
-    """Ship the named models, or all."""
-    for model in [find_model(name) for name in sys.argv[1:]] or models():
+    """Ship the named models, or those that have shipped before."""
+    for model in [find_model(name) for name in sys.argv[1:]] or [m for m in models() if (SHIPPED / f"{m.key}.json.gz").exists()]:
         started = time.monotonic()
         print(f"{model.name}: {ship(model)} tapes in {time.monotonic() - started:.0f} s", flush=True)
 

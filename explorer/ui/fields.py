@@ -159,9 +159,9 @@ def _integer(value: Any) -> int | None:
 
 def read_model_name(model: str) -> str | None:
     """The catalog's name for a name or a short alias; None where the catalog has neither."""
-    from explorer.catalog import models
+    from explorer.catalog import catalog_name
 
-    return next((m.name for m in models() if model in (m.name, m.name.rpartition("/")[2])), None)
+    return catalog_name(model)
 
 
 def _read_model(model: str | Mapping[str, Any]) -> tuple[str, str]:

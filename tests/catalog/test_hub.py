@@ -17,8 +17,9 @@ from explorer.errors import BadInput, CouldNotRun
 from explorer.measure import client
 from tests.catalog.tiny import TINY
 
+FILES_CONFIG = {**TINY["Llama"], "architectures": ["LlamaForCausalLM"], "torch_dtype": "bfloat16"}
 FILES = {
-    "org/tiny": (200, json.dumps({**TINY["Llama"], "architectures": ["LlamaForCausalLM"], "torch_dtype": "bfloat16"}), ""),
+    "org/tiny": (200, json.dumps(FILES_CONFIG), ""),
     "org/own-code": (200, json.dumps({"model_type": "ours", "auto_map": {"AutoConfig": "configuration_ours.OursConfig"}}), ""),
     "org/gated": (403, "", "GatedRepo"),
     "org/missing": (404, "", "RepoNotFound"),
@@ -117,7 +118,8 @@ def test_what_was_fetched_once_needs_no_hub(answers, away, monkeypatch):
     assert answers["again"] == answers["org/tiny"]
     assert _Hub.asked and "tiny" not in _Hub.asked[-1]
     monkeypatch.setenv("HF_HOME", answers["home"])
-    assert hub.stored("org/tiny") and not hub.stored("org/missing")
+    assert find_model("org/tiny").key == find_model(FILES_CONFIG).key
+    assert hub.stored_config("org/tiny") and hub.stored_config("org/missing") is None
 
 
 def test_the_model_of_a_hub_config(answers, server, away, monkeypatch):

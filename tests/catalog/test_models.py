@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
+from explorer import catalog
 from explorer.catalog import find_model, lengths, models
 from explorer.catalog.kinds import kinds
 from explorer.errors import BadInput
@@ -18,18 +20,68 @@ NAMES = [model.name for model in models()]
 # --- the catalog
 
 
+ENTRIES = json.loads((Path(catalog.__file__).parent / "models.json").read_text(encoding="utf-8"))
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_parameters_are_those_of_the_class(name):
+def test_parameters_are_those_of_the_class_and_those_published(name):
+    """`published` counts the weights that the release holds; where it has no head, the encoder alone is published."""
     torch = pytest.importorskip("torch")
     pytest.importorskip("transformers")
     from explorer.workload import build_model
 
-    model = find_model(name)
+    model, published = find_model(name), ENTRIES[name]["published"]
     built = build_model(model, Setup(model=name, micro_batch=1), device="meta", dtype=torch.float16)
     assert sum(p.numel() for p in built.parameters()) == model.parameters
     assert type(built).__name__ == model.model_class
-    if model.sequence_limit is not None and model.task not in ("contrastive", "image_text"):
-        assert model.sequence_limit == built.config.max_position_embeddings
+    if model.sequence_limit is not None and model.task not in ("contrastive", "image_text") and hasattr(built.config, "max_position_embeddings"):
+        assert model.sequence_limit == built.config.max_position_embeddings - _positions_taken(model)
+    of_encoder = published.get("of") == "encoder"
+    count = _encoder_parameters(model) if of_encoder else model.parameters
+    assert abs(count - published["parameters"]) <= published.get("within", 0)
+    assert of_encoder or published["source"] in ("weights", "card")
+
+
+def _positions_taken(model):
+    return 2 if model.model_type in ("roberta", "xlm-roberta") else 0
+
+
+def _encoder_parameters(model):
+    import torch
+    from transformers import AutoModel
+
+    from explorer.workload import build_config
+
+    with torch.device("meta"):
+        return sum(p.numel() for p in AutoModel.from_config(build_config(model, Setup(model=model.name, micro_batch=1))).parameters())
+
+
+def test_a_published_count_is_exact_where_the_release_says_it_to_the_last_digit():
+    rounded = [name for name, entry in ENTRIES.items() if entry["published"].get("within")]
+    assert len(ENTRIES) >= 120 and len(rounded) <= 0.08 * len(ENTRIES)
+    assert all(ENTRIES[name]["published"]["within"] <= 0.008 * ENTRIES[name]["parameters"] for name in rounded)
+
+
+@pytest.mark.parametrize(
+    ("config", "untied", "tied"),
+    [
+        ({"model_type": "t5", "d_model": 4096, "d_ff": 10240, "d_kv": 64, "num_layers": 24, "num_heads": 64, "vocab_size": 32128, "feed_forward_proj": "gated-gelu"}, 11135332352, 11003736064),
+        ({"model_type": "mt5", "d_model": 4096, "d_ff": 10240, "d_kv": 64, "num_layers": 24, "num_heads": 64, "vocab_size": 250112, "feed_forward_proj": "gated-gelu"}, 12921057280, 11896598528),
+        ({"model_type": "umt5", "d_model": 512, "d_ff": 1024, "d_kv": 64, "num_layers": 8, "num_heads": 6, "vocab_size": 256384, "feed_forward_proj": "gated-gelu"}, 306601984, 175333376),
+        ({"model_type": "llama", "vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64}, 1498482688, 1235814400),
+    ],
+    ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
+)
+def test_a_head_that_the_config_unties_counts(config, untied, tied):
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    from explorer.workload import build_model
+
+    for flag, count in ((False, untied), (True, tied)):
+        given = {**config, "tie_word_embeddings": flag}
+        built = build_model(find_model(given), Setup(model=given, micro_batch=1), device="meta", dtype=torch.bfloat16)
+        built.tie_weights()  # as from_pretrained and accelerate call it once more
+        assert sum(p.numel() for p in built.parameters()) == count
 
 
 def test_the_first_two_are_clip_and_no_name_comes_twice():
@@ -232,7 +284,7 @@ def fields(config):
         ({"model_type": "bart", "architectures": ["BartModel"]}, {"model_class": "BartForConditionalGeneration"}),
         ({"model_type": "led"}, {"sequence_limit": 16384}),
         ({"model_type": "marian"}, {"model_class": "MarianMTModel", "task": "seq2seq"}),
-        ({"model_type": "mpt", "max_seq_len": 64}, {"sequence_limit": None}),
+        ({"model_type": "mpt", "max_seq_len": 64}, {"sequence_limit": 64}),
         ({"model_type": "longt5", "n_positions": 512}, {"sequence_limit": None}),
         ({"model_type": "albert"}, {"vocab_size": 30000}),
         ({"model_type": "dinov2"}, {"patch_size": 14, "hidden_size": 768}),

@@ -8,23 +8,22 @@ from explorer.catalog import models, stand_in
 
 
 @pytest.mark.parametrize(("name", "nearest"), [
-    ("meta-llama/Llama-3.1-70B", "meta-llama/Llama-3.1-8B"),
-    ("meta-llama/Llama-2-13b-hf", "meta-llama/Llama-2-7b-hf"),
-    ("NousResearch/Meta-Llama-3-8B-Instruct", "meta-llama/Llama-3.1-8B"),
-    ("Qwen/Qwen2.5-14B-Instruct", "Qwen/Qwen2.5-7B"),
-    ("Qwen/Qwen3-1.7B", "Qwen/Qwen3-0.6B"),
-    ("Qwen/Qwen2-7B", "Qwen/Qwen2.5-7B"),
-    ("google/flan-t5-xl", "google-t5/t5-base"),
-    ("gpt2-xl", "gpt2-large"),
-    ("openai/clip-vit-large-patch14-336", "openai/clip-vit-large-patch14"),
-    ("mistralai/Mixtral-8x22B-v0.1", "mistralai/Mixtral-8x7B-v0.1"),
+    ("someone/Llama-3.1-70B-ours", "meta-llama/Llama-3.1-70B"),
+    ("someone/Llama-2-13b-ours", "meta-llama/Llama-2-13b-hf"),
+    ("Qwen/Qwen2.5-Math-14B", "Qwen/Qwen2.5-14B"),
+    ("Qwen/Qwen3-2B", "Qwen/Qwen3-1.7B"),
+    ("google/flan-t5-huge", "google/flan-t5-xl"),
+    ("gpt2-huge", "gpt2-xl"),
+    ("openai/clip-vit-large-patch16", "openai/clip-vit-large-patch14"),
+    ("mistralai/Mixtral-8x7B-v0.2-ours", "mistralai/Mixtral-8x7B-v0.1"),
+    ("bigscience/bloom-2b5", "bigscience/bloom-3b"),
     ("lama-3.2-1b", "meta-llama/Llama-3.2-1B"),
 ])
 def test_the_nearest_of_the_family(name, nearest):
     assert stand_in(name).name == nearest
 
 
-@pytest.mark.parametrize("name", ["bigscience/bloom-7b1", "EleutherAI/gpt-j-6b", "EleutherAI/gpt-neo-1.3B", "FacebookAI/roberta-base", "microsoft/phi-2", "tiiuae/falcon-7b", "", "/models/llama", "llama/config.json", "\U0001f600"])
+@pytest.mark.parametrize("name", ["state-spaces/mamba-130m", "Salesforce/codegen-350M-mono", "RWKV/rwkv-4-169m-pile", "google/mobilebert-uncased", "", "/models/llama", "llama/config.json", "\U0001f600"])
 def test_no_other_family_stands_in(name):
     assert stand_in(name) is None
 
