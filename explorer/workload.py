@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from fnmatch import fnmatch
 from typing import Any
 
+from explorer import vision
 from explorer.adapters import attach
 from explorer.catalog import Model, image_tokens, lengths
 from explorer.catalog.hub import offline
@@ -21,7 +22,9 @@ def build_config(model: Model, setup: Setup) -> Any:
     facts = {k: v for k, v in model.config.items() if k != "quantization_config"}
     image = setup.image_size
     if image is not None:
-        if model.task == "contrastive" or "vision_config" in facts:
+        if model.task == "image_text":
+            facts = vision.config_for(model, facts, image)
+        elif model.task == "contrastive" or "vision_config" in facts:
             facts["vision_config"] = {**(facts.get("vision_config") or {}), "image_size": image}
         else:
             facts["image_size"] = image
@@ -280,17 +283,8 @@ def _speech(make: _BatchMaker, at: Any) -> dict[str, Any]:
 
 
 def _image_text(make: _BatchMaker, at: Any) -> dict[str, Any]:
-    """One image a sample, whose tokens come first; the rest is text."""
-    ids, count = make.ids(at.sequence), image_tokens(make.model, at.patches)
-    if make.device != "meta":
-        mark = make.model.config.get("image_token_id", _INTERNVL_IMAGE_TOKEN)
-        ids[ids == mark] = 0
-        ids[:, :count] = mark
-    return {"input_ids": ids, "pixel_values": make.reals(3, at.image_size, at.image_size), "labels": ids.clone()}
+    return vision.batch(make.model, make.ids(at.sequence), image_tokens(make.model, at.patches), at.image_size, make.reals)
 
-
-_INTERNVL_IMAGE_TOKEN = 151667
-"""transformers' default."""
 
 _BATCHES: dict[str, Callable[[_BatchMaker, Any], dict[str, Any]]] = {
     "contrastive": _contrastive, "image": _image, "causal": _text, "masked": _text, "seq2seq": _pairs, "speech": _speech,

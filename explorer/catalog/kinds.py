@@ -12,8 +12,11 @@ from typing import Literal
 Task = Literal["contrastive", "image", "causal", "masked", "seq2seq", "speech", "image_text", "own"]
 
 _CONTRASTIVE = ("CLIPModel", "SiglipModel")
-_IMAGE_TEXT = ("InternVLForConditionalGeneration",)
-"""Decoders that read images among their text, whose batch is made here."""
+IMAGE_TEXT = {
+    "internvl": "InternVLForConditionalGeneration", "llava": "LlavaForConditionalGeneration", "paligemma": "PaliGemmaForConditionalGeneration",
+    "gemma3": "Gemma3ForConditionalGeneration", "qwen2_vl": "Qwen2VLForConditionalGeneration", "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
+}
+"""Model type → class, of the decoders that read images among their text and whose batch is made here."""
 _BY_SUFFIX: tuple[tuple[str, Task], ...] = (
     ("ForCausalLM", "causal"), ("LMHeadModel", "causal"), ("WithLMHead", "causal"), ("ForMaskedLM", "masked"),
     ("ForImageClassification", "image"), ("ForConditionalGeneration", "seq2seq"), ("MTModel", "seq2seq"),
@@ -54,7 +57,7 @@ def task_of(model_class: str, model_type: str, encoder_decoder: bool) -> Task | 
     """What a class is trained for, by its name; None for one that has no loss, or needs a batch that is not made here."""
     if model_class in _CONTRASTIVE:
         return "contrastive" if model_type in ("clip", "siglip") else None
-    if model_class in _IMAGE_TEXT:
+    if model_class in IMAGE_TEXT.values():
         return "image_text"
     if model_type == "whisper":
         return "speech" if model_class.endswith("ForConditionalGeneration") else None

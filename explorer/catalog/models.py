@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from explorer.catalog.checks import check
 from explorer.catalog.hub import hub_config, stored_config
+from explorer.catalog.images import image_and_patch, token_side
 from explorer.catalog.kinds import Kind, Task, kinds, task_of
 from explorer.catalog.names import BITSANDBYTES_4_BIT, Meant, Names
 from explorer.catalog.own import Factory, find_factory
@@ -237,7 +238,7 @@ def _model(name: str, config: Mapping[str, Any], model_class: str, source: Sourc
     kind = kinds()[model_type]
     task = task_of(model_class, model_type, kind.encoder_decoder)
     limit, target_limit = _limits(config, task, kind)
-    image, patch = _images(config, task, kind)
+    image, patch = image_and_patch(config, kind) if "image_size" in _AXES[task] else (None, None)
     return Model(
         name=name, family=model_type, config=kept, model_type=model_type, model_class=model_class, task=task,
         hidden_size=_hidden_size(config, kind),
@@ -246,7 +247,7 @@ def _model(name: str, config: Mapping[str, Any], model_class: str, source: Sourc
         default_target_sequence=min(_USUAL_TARGET, target_limit or _USUAL_TARGET) if "target_sequence" in _AXES[task] else None,
         default_image_size=image,
         sequence_limit=limit, target_sequence_limit=target_limit, patch_size=patch,
-        token_side=_token_side(config) if task == "image_text" else None,
+        token_side=token_side(config, image, patch) if task == "image_text" else None,
         vocab_size=_vocabulary(config, task, kind),
         parameters=None,
         key=_digest(model_class, kept),
@@ -275,29 +276,6 @@ def _limits(config: Mapping[str, Any], task: Task, kind: Kind) -> tuple[int | No
         padding = config.get("pad_token_id")
         limit = max(1, limit - (padding if isinstance(padding, int) else 1) - 1)
     return limit, limit if task == "seq2seq" else None
-
-
-def _images(config: Mapping[str, Any], task: Task, kind: Kind) -> tuple[int | None, int | None]:
-    if "image_size" not in _AXES[task]:
-        return None, None
-    source = config.get("vision_config") or config
-    image, patch = _side(_given(source, "image_size", kind.image_size or 224)), _side(_given(source, "patch_size", kind.patch_size))
-    if not isinstance(image, int) or not isinstance(patch, int | None):
-        raise BadInput("model", "the config's image_size and patch_size must be whole numbers (square images and patches)")
-    return image, patch or next(unit for unit in (32, 16, 8, 4, 2, 1) if image % unit == 0)  # a convolutional network has strides in place of patches
-
-
-def _side(size: Any) -> Any:
-    """The side of a square that is written as one number or as two equal ones."""
-    return size[0] if isinstance(size, list) and len(size) == 2 and size[0] == size[1] else size
-
-
-def _token_side(config: Mapping[str, Any]) -> int:
-    """InternVL's pixel shuffle: 1 / downsample_ratio patches a side become one token."""
-    ratio = _given(config, "downsample_ratio", 0.5)
-    if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 < ratio <= 1 or (1 / ratio) % 1:
-        raise BadInput("model", f"the config's downsample_ratio is {shown(ratio)}; it must be 1 over a whole number, such as 0.5")
-    return int(1 / ratio)
 
 
 def _default_sequence(task: Task, limit: int | None) -> int | None:

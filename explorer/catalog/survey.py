@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from explorer.catalog.kinds import Kind, Task, task_of
+from explorer.catalog.kinds import IMAGE_TEXT, Kind, Task, task_of
 
 OTHER_INPUTS = ("siglip2", "metaclip_2", "shieldgemma2", "timm_wrapper", "dinat", "donut-swin", "fsmt")
 """Types whose class takes another batch than its name says, or a package beyond transformers."""
@@ -47,7 +47,7 @@ def _trainable(name: str, config: Any) -> Iterator[tuple[Task, str]]:
     import transformers
     from transformers.models.auto import modeling_auto as auto
 
-    special = {"clip": "CLIPModel", "siglip": "SiglipModel", "whisper": "WhisperForConditionalGeneration", "internvl": "InternVLForConditionalGeneration"}
+    special = {"clip": "CLIPModel", "siglip": "SiglipModel", "whisper": "WhisperForConditionalGeneration", **IMAGE_TEXT}
     encoder_decoder = bool(getattr(config, "is_encoder_decoder", False))
     text = (auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,) if encoder_decoder else ()
     tables = (special, *text, auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES, auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES)

@@ -139,6 +139,7 @@ class _Recording:
         import torch
 
         from explorer.estimator.autocast import Autocast
+        from explorer import vision
         from explorer.estimator.trace import record as record_trace
         from explorer.workload import make_batch
 
@@ -149,7 +150,8 @@ class _Recording:
         autocast = Autocast(getattr(torch, AUTOCAST[self.key.dtype])) if self.key.dtype in AUTOCAST else None
         forced = "flash" if self.key.attention == "flash_attention_2" else None
         try:
-            return record_trace(model, batch, self.key.generation, forced, self.key.padding if self.model.factory is None else None, autocast)
+            with vision.recordable(self.model, self.key.attention):
+                return record_trace(model, batch, self.key.generation, forced, self.key.padding if self.model.factory is None else None, autocast)
         except (BadInput, CouldNotRun):
             raise
         except Exception as error:
