@@ -46,7 +46,10 @@ def batch(model: Model, ids: Any, tokens: int, image: int, reals: Callable[..., 
         width = vision.get("in_channels", 3) * vision.get("temporal_patch_size", 2) * model.patch_size**2
         # Python reads this grid in the forward: on the meta device its numbers stay on the CPU.
         grid = torch.tensor([[1, side, side]] * len(ids), device="cpu" if on_meta else ids.device)
-        return {**made, "pixel_values": reals(side**2, width).flatten(0, 1), "image_grid_thw": grid}
+        kinds = torch.zeros_like(ids)
+        if not on_meta:
+            kinds[:, :tokens] = 1
+        return {**made, "pixel_values": reals(side**2, width).flatten(0, 1), "image_grid_thw": grid, "mm_token_type_ids": kinds}
     made["pixel_values"] = reals(3, image, image)
     if model.model_type in ("paligemma", "gemma3"):  # their processors tell image and prompt from what is learned
         made["token_type_ids"] = torch.zeros_like(ids)
@@ -71,7 +74,15 @@ def recordable(model: Model, attention: str) -> Iterator[None]:
         for name, change in (("get_vision_position_ids", _to_meta), ("get_vision_attention_seqlens", _one_call), ("get_vision_window_index", _one_window)):
             if hasattr(module, name):
                 stack.enter_context(replaced.object(module, name, change(getattr(module, name))))
+        for owner in vars(module).values():
+            if isinstance(owner, type) and hasattr(owner, "get_rope_index"):
+                stack.enter_context(replaced.object(owner, "get_rope_index", _positions))
         yield
+
+
+def _positions(_: Any, input_ids: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    """Positions in time, height and width of every token, as long as the sequence, and one offset a sample."""
+    return input_ids.new_empty(3, *input_ids.shape), input_ids.new_empty(len(input_ids), 1)
 
 
 def _to_meta(plain: Callable[..., Any]) -> Callable[..., Any]:

@@ -53,7 +53,9 @@ def test_the_class_has_the_shape_that_lengths_say(family):
     at = lengths(setup, model)
     if at.sequence:
         assert tuple(batch["input_ids"].shape) == (2, at.sequence)
-    if at.image_size:
+    if at.image_size and "image_grid_thw" in batch:
+        assert tuple(batch["pixel_values"].shape) == (2 * at.patches, 3 * 2 * model.patch_size**2) and batch["image_grid_thw"].prod(-1).tolist() == [at.patches] * 2
+    elif at.image_size:
         assert tuple(batch["pixel_values"].shape) == (2, 3, at.image_size, at.image_size)
         assert batch["pixel_values"].dtype == torch.bfloat16
     if at.target_sequence:

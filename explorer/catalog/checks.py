@@ -44,7 +44,7 @@ ACTIVATIONS = frozenset((
 ))
 """transformers' `ACT2FN`."""
 _ACTIVATION_KEYS = ("hidden_act", "hidden_activation", "activation_function", "dense_act_fn")
-ROPES = frozenset(("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional", "mrope", "su", "xdrope"))
+ROPES = frozenset(("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional", "mrope", "axial", "su", "xdrope"))
 """transformers' `ROPE_INIT_FUNCTIONS`, and names that some models and old files have."""
 
 

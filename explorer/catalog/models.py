@@ -239,15 +239,17 @@ def _model(name: str, config: Mapping[str, Any], model_class: str, source: Sourc
     task = task_of(model_class, model_type, kind.encoder_decoder)
     limit, target_limit = _limits(config, task, kind)
     image, patch = image_and_patch(config, kind) if "image_size" in _AXES[task] else (None, None)
+    unit = token_side(config, image, patch) if task == "image_text" else None
+    in_images = (image // patch // unit) ** 2 if unit else 0
     return Model(
         name=name, family=model_type, config=kept, model_type=model_type, model_class=model_class, task=task,
         hidden_size=_hidden_size(config, kind),
         axes=_AXES[task],
-        default_sequence=_default_sequence(task, limit),
+        default_sequence=_default_sequence(task, limit, in_images),
         default_target_sequence=min(_USUAL_TARGET, target_limit or _USUAL_TARGET) if "target_sequence" in _AXES[task] else None,
         default_image_size=image,
         sequence_limit=limit, target_sequence_limit=target_limit, patch_size=patch,
-        token_side=token_side(config, image, patch) if task == "image_text" else None,
+        token_side=unit,
         vocab_size=_vocabulary(config, task, kind),
         parameters=None,
         key=_digest(model_class, kept),
@@ -278,8 +280,10 @@ def _limits(config: Mapping[str, Any], task: Task, kind: Kind) -> tuple[int | No
     return limit, limit if task == "seq2seq" else None
 
 
-def _default_sequence(task: Task, limit: int | None) -> int | None:
+def _default_sequence(task: Task, limit: int | None, in_images: int) -> int | None:
+    """The usual length; where one image would leave no room for text in it, that much more than the image."""
     usual = _USUAL_SEQUENCE.get(task)
+    usual = usual + in_images if usual and in_images + 2 > usual else usual
     if task == "contrastive":
         return limit
     return min(usual, limit or usual) if usual else None

@@ -138,8 +138,8 @@ class _Recording:
     def _trace(self, basis_: Basis, point: tuple[int, ...]) -> Any:
         import torch
 
-        from explorer.estimator.autocast import Autocast
         from explorer import vision
+        from explorer.estimator.autocast import Autocast
         from explorer.estimator.trace import record as record_trace
         from explorer.workload import make_batch
 

@@ -35,6 +35,8 @@ _MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 _GPT = {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 128, "n_positions": 64}
 _ENCODER = {**_TEXT, "vocab_size": 128, "max_position_embeddings": 64}
 
+_QWEN_VL_IDS = {"image_token_id": 127, "video_token_id": 126, "vision_start_token_id": 125, "vision_end_token_id": 124}
+
 TINY_TYPES: dict[str, dict[str, Any]] = {
     "qwen2_moe": {"model_type": "qwen2_moe", **_DECODER, **_MOE, "shared_expert_intermediate_size": 32},
     "qwen3_moe": {"model_type": "qwen3_moe", **_DECODER, **_MOE, "head_dim": 8},
@@ -75,6 +77,26 @@ TINY_TYPES: dict[str, dict[str, Any]] = {
     "bart": {
         "model_type": "bart", "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64,
         "vocab_size": 128, "max_position_embeddings": 64,
+    },
+    "llava": {"model_type": "llava", "image_token_index": 127, "text_config": {"model_type": "llama", **_DECODER, "num_hidden_layers": 4}, "vision_config": {**_VISION, "model_type": "clip_vision_model", "num_hidden_layers": 3}},
+    "paligemma": {
+        "model_type": "paligemma", "image_token_index": 127, "projection_dim": 32, "text_config": {"model_type": "gemma", **_DECODER, "head_dim": 8},
+        "vision_config": {**_VISION, "model_type": "siglip_vision_model", "vision_use_head": False, "projection_dim": 32},
+    },
+    "gemma3": {
+        "model_type": "gemma3", "image_token_index": 127, "mm_tokens_per_image": 4, "text_config": {"model_type": "gemma3_text", **_DECODER, "head_dim": 8, "sliding_window": 32},
+        "vision_config": {**_VISION, "model_type": "siglip_vision_model", "vision_use_head": False},
+    },
+    "qwen2_vl": {
+        "model_type": "qwen2_vl", **_QWEN_VL_IDS, "text_config": {"model_type": "qwen2_vl_text", **_DECODER, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}},
+        "vision_config": {"model_type": "qwen2_vl_vision", "depth": 2, "embed_dim": 32, "hidden_size": 32, "num_heads": 4, "patch_size": 4, "image_size": 32},
+    },
+    "qwen2_5_vl": {
+        "model_type": "qwen2_5_vl", **_QWEN_VL_IDS, "text_config": {"model_type": "qwen2_5_vl_text", **_DECODER, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}},
+        "vision_config": {
+            "model_type": "qwen2_5_vl_vision", "depth": 2, "hidden_size": 32, "intermediate_size": 64, "out_hidden_size": 32, "num_heads": 4, "patch_size": 4, "image_size": 32, "window_size": 16,
+            "fullatt_block_indexes": [1],
+        },
     },
     "dinov2": {"model_type": "dinov2", "architectures": ["Dinov2ForImageClassification"], **_VISION},
 }
