@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from explorer.advice import changes, host, pcie
+from explorer.advice.backends import backend
 from explorer.advice.kept import kept_weights
 from explorer.advice.message import Message
+from explorer.advice.situation import rules_out_fragments
 from explorer.catalog import find_card, find_model, lengths
 from explorer.dsconfig import Settings, resolve
 from explorer.errors import BadInput, CouldNotRun
@@ -69,13 +71,15 @@ def _allocator(setup: Setup, profile: Profile, message: Message | None) -> Itera
     """Only where fragmentation is in question: reserved memory beyond the card, tensors within it, or a message that says so."""
     capacity = profile.verdict.capacity_bytes
     doubtful = profile.verdict.answer == "tight" or capacity is not None and profile.peak.allocated_bytes <= capacity < profile.peak.reserved_bytes
-    old = message is not None and message.form in ("reserved", "cached")
-    if not (doubtful or message is not None and message.cached_bytes):
+    said = message is not None and message.is_gpu and message.requested is not None
+    if said and rules_out_fragments(message) or not (doubtful or said and message.cached_bytes):
         return
-    if not setup.allocator.get("expandable_segments"):
+    of = backend(message)
+    old = said and message.form in ("reserved", "cached") or not of.expandable
+    if of.expandable and not setup.allocator.get("expandable_segments"):
         yield Candidate("expandable-segments", 0, "nothing but an environment variable" + (", and PyTorch 2.1 or later" if old else ""), changes.expandable, frozenset({"max-split-size"}))
-    if old and not setup.allocator.get("max_split_size_mb"):
-        yield Candidate("max-split-size", 0, "nothing but an environment variable", lambda s: changes.split(s, 512), frozenset({"expandable-segments"}))
+    if of.split and old and not setup.allocator.get("max_split_size_mb"):
+        yield Candidate("max-split-size", 0, f"nothing but an environment variable ({of.variable})", lambda s: changes.split(s, 512), frozenset({"expandable-segments"}))
 
 
 def _kept(setup: Setup, settings: Settings, profile: Profile) -> Iterator[Candidate]:

@@ -82,31 +82,37 @@ def consult(base: Setup | None, pasted: Pasted, message: Message, on_progress: t
     said = [*reading.remarks(message), *of_findings(told, "note"), *of_findings(pasted.unread, "note")]
     said = [replace(r, severity="problem") if r.id in STOPS or r.id in ("launched-with-python", "config-file", "built-before-arguments", "batch-missing", "batch-unread") else r for r in said]
     setup, profile, fixes, error, config = None, None, (), None, None
+    told_of_memory = message.kind != "none" or bool(message.cause)
     try:
         setup = _job(base, pasted)
         if setup is None:
-            said.append(Remark(id="no-job", severity="hint", key="model", text="The text names no model and batch, so nothing can be estimated: choose them, or paste the command line or TrainingArguments too."))
+            if not any(r.key == "model" for r in said):  # its absence is said once
+                said.append(Remark(id="no-job", severity="hint", key="model", text="The text names no model and batch, so nothing can be estimated: choose them, or paste the command line or TrainingArguments too."))
             config, findings = _config_alone(pasted)
             said += of_findings(findings, "note")
         else:
-            setup, error = _stood_in_for(setup, said)
+            setup, error = _stood_in_for(setup, said, told_of_memory)
             config = dict(resolve(setup).config)
             setup, profile = _at_failure(setup, message, said, on_progress, batch_known or "micro_batch" in pasted.changes, "world_size" in pasted.changes)
-            found = events(setup, on_progress) if message.is_gpu and message.requested is not None else None
-            if found is not None:
+            found = events(setup, on_progress) if message.is_gpu and message.requested is not None and error is None else None
+            if found is not None and error is None:  # a stand-in's numbers say nothing against the message's
                 setup, profile, found = _as_it_ran(setup, profile, found, message, said, on_progress, None if batch_known else pasted.changes)
             config = dict(resolve(setup).config)
             if base is None:
                 said += of_findings(assumed(setup, pasted.changes), "note")
             said += effects(setup, profile, pasted.launcher)
             said += diagnose(setup, profile, message, found)
-            if message.is_gpu and profile.verdict.answer == "fits":
+            if message.is_gpu and profile.verdict.answer == "fits" and error is None:
                 said.append(remaining(profile, message))
             else:
                 fixes = propose(setup, profile, message, stop)
     except (BadInput, CouldNotRun) as refused:
         error = refused
-        said.append(Remark(id="refused" if isinstance(refused, BadInput) else "not-modelled", severity="problem", key=getattr(refused, "field", ""), text=f"{refused}"))
+        if told_of_memory and getattr(refused, "field", "") == "model":
+            text = f"The message is read by itself, without an estimate: {refused}"
+            said.append(Remark(id="model-unknown", severity="note", key="model", text=text))
+        else:
+            said.append(Remark(id="refused" if isinstance(refused, BadInput) else "not-modelled", severity="problem", key=getattr(refused, "field", ""), text=f"{refused}"))
     ranked = sorted(said, key=lambda r: SEVERITIES.index(r.severity))
     return Consultation(message=message, pasted=pasted, setup=setup, profile=profile, remarks=tuple(ranked), fixes=tuple(fixes), config=config, error=error)
 
@@ -138,7 +144,7 @@ def _job(base: Setup | None, pasted: Pasted) -> Setup | None:
     return pasted.onto(base)
 
 
-def _stood_in_for(setup: Setup, said: list[Remark]) -> tuple[Setup, BadInput | None]:
+def _stood_in_for(setup: Setup, said: list[Remark], told_of_memory: bool) -> tuple[Setup, BadInput | None]:
     """A model that is not known gives way to the nearest of its family, which is told; raises BadInput where there is none."""
     try:
         find_model(setup.model)
@@ -146,7 +152,7 @@ def _stood_in_for(setup: Setup, said: list[Remark]) -> tuple[Setup, BadInput | N
         near = stand_in(setup.model) if isinstance(setup.model, str) else None
         if near is None:
             raise
-        said.append(Remark(id="model-stand-in", severity="problem", key="model", text=f"estimated as {near.name}, since {setup.model} is not known here; paste its config.json for its own numbers."))
+        said.append(Remark(id="model-stand-in", severity="note" if told_of_memory else "problem", key="model", text=f"estimated as {near.name}, since {setup.model} is not known here; paste its config.json for its own numbers."))
         return setup.replace(model=near.name), unknown
     return setup, None
 
@@ -155,7 +161,7 @@ def _stood_in_for(setup: Setup, said: list[Remark]) -> tuple[Setup, BadInput | N
 
 def _at_failure(setup: Setup, message: Message, said: list[Remark], on_progress: tapes.Progress | None, batch_known: bool, gpus_known: bool) -> tuple[Setup, Profile]:
     """The job on the message's card, with its GPUs; and where nothing gives no batch and the job would fit, at the next power of two that does not."""
-    setup = _on_its_card(setup, message, said)
+    setup = _on_its_host(_on_its_card(setup, message, said), message, said)
     if message.device_index is not None and message.device_index >= setup.world_size and not gpus_known:
         setup = _with_gpus(setup, message.device_index, said)
     profile = estimate(setup, largest=False, on_progress=on_progress)
@@ -200,6 +206,15 @@ def _as_it_ran(setup: Setup, profile: Profile, found: Events, message: Message, 
     taken = missing.agrees and given is not None and missing.key not in given
     said.append(missing.remark(taken))
     return (missing.setup, estimate(missing.setup, largest=False, on_progress=on_progress), events(missing.setup, on_progress)) if taken else (setup, profile, found)
+
+
+def _on_its_host(setup: Setup, message: Message, said: list[Remark]) -> Setup:
+    """With the host memory that the text says a node has, where the job does not say it."""
+    if message.host_total_bytes is None or setup.host_ram_gib is not None:
+        return setup
+    text = f"The text's host has {human(message.host_total_bytes)} of memory: taken so."
+    said.append(Remark(id="host-implied", severity="note", key="host_ram_gib", text=text))
+    return setup.replace(host_ram_gib=round(message.host_total_bytes / GiB, 1))
 
 
 _ALIKE = 0.01

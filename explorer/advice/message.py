@@ -42,7 +42,9 @@ class Message:
 
     kind: Kind
     cause: str = ""
-    """Of a message without sizes: "killed", "shared-memory", "cache-flush", "host-request", "library", "device", "memory-report" (no error: DeepSpeed's own lines), "" where nothing is known."""
+    """Of a message without sizes: "killed", "shared-memory", "cache-flush", "host-request", "library", "device", "memory-report" (no error: DeepSpeed's own lines), a name of otherwise.py for an error that is not about memory, "" where nothing is known."""
+    other: str = ""
+    """Of an error that is not about memory: what is said of it."""
     form: Form = "other"
     """"cached": torch 1.0 to 1.3, "reserved": 1.4 to 2.0, "in use": 2.1 and later."""
     requested: Size | None = None
@@ -63,6 +65,10 @@ class Message:
     """(process id, its memory) of the other processes that the driver names."""
     device_index: int | None = None
     doubts: tuple[Doubt, ...] = ()
+    host_used_bytes: int | None = None
+    """Of a text that says that host memory ran out: how much of it was in use, as its last line has it."""
+    host_total_bytes: int | None = None
+    """And how much there is."""
     count: int = 1
     """Messages in the text; ranks print one each, and the fullest is read."""
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from difflib import get_close_matches
 from itertools import pairwise
 
+from explorer.advice import hostlog, otherwise
 from explorer.advice.checks import checked
 from explorer.advice.message import Form, Kind, Message, Size
 from explorer.errors import BadInput
@@ -28,12 +30,12 @@ def read(text: str) -> Message:
     found = [_sized(packed[start:end]) for start, end in _spans(packed)]
     if found:
         return checked(max(found, key=_fullness), len(found))
-    return _unsized(" ".join(lines.split()))
+    return _unsized(lines)
 
 
 # --- text
 
-_MARKS_OF_TROUBLE = re.compile(r"allocat|memory|menory|\bout\b|status_|kill|-9\b|137\b|/dev/shm|bus error|sigbus|alloc", re.IGNORECASE)
+_MARKS_OF_TROUBLE = re.compile(r"allocat|Virtual Memory|Error\b|Exception\b|assert|\bnan\b|time(?:d )?out|mismatch|space left|memory|menory|\bout\b|status_|kill|-9\b|137\b|/dev/shm|bus error|sigbus|alloc", re.IGNORECASE)
 _BEFORE, _AFTER, _ENOUGH = 400, 4000, 1 << 17
 
 
@@ -184,30 +186,48 @@ def _fullness(message: Message) -> int:
 
 _BYTES = re.compile(r"(?:you tried to allocate|CUDA calloc|\(size) (\d{1,18})\b|Failed to CUDA \w+ (\d{1,18}) bytes")
 _CASES: tuple[tuple[Kind, str, str], ...] = (
-    ("cublas", "library", r"CU(?:BLAS|DNN|SOLVER|SPARSE)_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)|(?:cu|roc|hip)blas\w{0,12} ?error.{0,40}alloc"),
-    ("none", "shared-memory", r"/dev/shm|\bbus error\b|SIGBUS|shared memory object|insufficient shared memory|out of shared memory|shm-size"),
+    ("cublas", "library", r"CU(?:BLAS|DNN|SOLVER|SPARSE)_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)|CUDNN_STATUS_INTERNAL_ERROR|unable to find (?:an engine|a valid cuDNN)|CUFFT_ALLOC_FAILED|(?:cu|roc|hip)blas\w{0,12} ?error.{0,40}alloc"),
+    ("none", "shared-memory", r"/dev/shm|unable to write to file </torch_|\bbus error\b|SIGBUS|shared memory object|insufficient shared memory|out of shared memory|shm-size"),
     ("nccl", "library", r"NCCL.{0,200}?(?:out of memory|calloc|cudaMalloc)|ncclUnhandledCudaError.{0,200}?(?:memory|calloc)"),
     ("pinned", "host-request", r"cudaHost(?:Alloc|Register)|pin_memory.{0,400}?(?:out of memory|memoryallocation)|(?:out of memory|memoryallocation).{0,400}?pin_memory|\bmlock\b.{0,80}?(?:fail|cannot|denied)"),
-    ("host", "host-request", r"DefaultCPUAllocator|std::bad_alloc|\bMemoryError\b|(?:cannot|can't|unable to) allocate memory|Unable to allocate [\d.]{1,12} [KMGT]i?B"),
+    ("host", "host-request", r"DefaultCPUAllocator|std::bad_alloc|\bMemoryError\b|(?:cannot|can't|unable to) allocate memory|Unable to allocate [\d.]{1,12} [KMGT]i?B|paging file is too small|WinError 1455"),
     ("hip", "device", r"HIP error: out of memory|hipErrorOutOfMemory|hipErrorMemoryAllocation"),
     ("xpu", "device", r"XPU out of memory|UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY|(?:PI|UR)_ERROR_OUT_OF_(?:RESOURCES|DEVICE_MEMORY)"),
     ("npu", "device", r"NPU out of memory|aclrtMalloc.{0,80}?fail"),
     ("mps", "device", r"MPS backend out of memory|kIOGPUCommandBufferCallbackErrorOutOfMemory"),
     ("cuda", "device", r"CUDA error: out of memory|CUDA out of memory|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|cuda runtime error \(2\)|torch(?:\.cuda)?\.OutOfMemoryError"),
-    ("host", "killed", r"(?:return ?code|exit ?code|exitcode)\D{0,12}(?:-9\b|137\b)|SIGKILL\b|signal 9\b|oom[-_]kill|Out of memory: Killed|\bKilled\s*$|workers? killed due to memory"),
-    ("none", "cache-flush", r"allocator cache flushes since last step"),
 )
+_FLUSHES = re.compile(r"allocator cache flushes since last step", re.IGNORECASE)
 _COMPILED = tuple((kind, cause, re.compile(pattern, re.IGNORECASE)) for kind, cause, pattern in _CASES)
 
 
-def _unsized(text: str) -> Message:
-    """By the first kind whose words the text has, what is nearest to the device first."""
+def _unsized(lines: str) -> Message:
+    """By the first kind whose words the text has: what is nearest to the device first, an error that is none of memory last."""
+    text = " ".join(lines.split())
+    asserted = otherwise.ASSERTED.search(text)  # every CUDA call after it fails, cuBLAS's first
     for kind, cause, pattern in _COMPILED:
-        if pattern.search(text):
+        if pattern.search(text) and not (asserted and cause == "library"):
             asked = _BYTES.search(text) if kind in ("host", "nccl", "none") else None
             number = int(asked[1] or asked[2]) if asked else None
-            return Message(kind=kind, cause=cause, requested=None if number is None else Size(bytes=number, least=number, most=number))
+            return _on_host(Message(kind=kind, cause=cause, requested=None if number is None else Size(bytes=number, least=number, most=number)), text)
+    if hostlog.killed(text):
+        return _on_host(Message(kind="host", cause="killed"), text)
+    other = otherwise.find(lines)
+    if other is None and hostlog.ended_while_full(text):
+        return _on_host(Message(kind="host", cause="killed"), text)
+    if other is not None:
+        return Message(kind="none", cause=other[0], other=other[1])
+    if _FLUSHES.search(text):
+        return Message(kind="none", cause="cache-flush")
     return _report(text)
+
+
+def _on_host(message: Message, text: str) -> Message:
+    """With what the text says of the host's memory, where that is what ran out."""
+    if not message.is_host:
+        return message
+    used, total = hostlog.memory(text)
+    return replace(message, host_used_bytes=used, host_total_bytes=total)
 
 
 _REPORT = re.compile(r"\bMA (\d{1,6}(?:\.\d{1,4})?) GB +Max_MA \d{1,6}(?:\.\d{1,4})? GB +CA (\d{1,6}(?:\.\d{1,4})?) GB")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from explorer.advice.backends import remedy
 from explorer.advice.message import Message, Size
 from explorer.advice.remarks import Remark
+from explorer.advice.situation import LITTLE, is_full, situation, together
 from explorer.units import GiB, MiB
 from explorer.units import pytorch_size as human
 
@@ -19,11 +21,11 @@ def remarks(m: Message) -> list[Remark]:
     """In the order in which they matter; empty where the text says nothing of memory."""
     if not m.is_gpu or m.requested is None:
         return [*_not_the_allocator(m)]
-    found = [*_beyond_the_card(m), *_limit(m), *_fragmentation(m), *_others(m)]
+    found = [*_by_situation(m), *_others(m)]
     found += [Remark(id=f"impossible-{d.field}", severity="problem", key=d.field, text=f"The message's {d.field} is not believed: {d.text}.") for d in m.doubts]
     if m.requested.bytes in (_ANY_SMALL, _ANY_MIDDLING):
         most = "1 MiB" if m.requested.bytes == _ANY_SMALL else "10 MiB"
-        found.append(Remark(id="small-request", severity="note", key="requested", text=f"{human(m.requested.bytes)} is what PyTorch asks for when any tensor of less than {most} finds no room: the card was full, and which tensor came last says nothing."))
+        found.append(Remark(id="small-request", severity="note", key="requested", text=f"{human(m.requested.bytes)} is what PyTorch asks for when any tensor of less than {most} finds no room{': the card was full' if is_full(m) else ''}. Which tensor came last says nothing."))
     if m.count > 1:
         found.append(Remark(id="several-messages", severity="note", key="", text=f"{m.count} such messages were pasted; the fullest was read."))
     return found
@@ -34,7 +36,7 @@ _SENTENCES: dict[tuple[str, str], tuple[str, str, str]] = {
     ("host", "host-request"): ("host-memory", "cause", "Host memory ran out, not the GPU's: a tensor on the CPU found no room."),
     ("pinned", "host-request"): ("pinned-memory", "cause", "The driver could not lock host memory: this is not the GPU's memory, though the text says CUDA. Pinned blocks are rounded up to powers of two; set pin_memory to false, raise `ulimit -l`, and under WSL its memory limit."),
     ("nccl", "library"): ("nccl-memory", "cause", "NCCL found no GPU memory for its own buffers, which lie outside PyTorch's allocator: PyTorch had taken the card whole. Leave it a GiB or two."),
-    ("cublas", "library"): ("library-memory", "cause", "cuBLAS or cuDNN could not make its handle or workspace, mostly because PyTorch had taken the card whole: read it as out of memory, without its numbers."),
+    ("cublas", "library"): ("library-memory", "cause", "cuBLAS or cuDNN could not make its handle or workspace. By its words this is not an out-of-memory error, but it mostly is one in disguise: PyTorch had taken the card whole, so that nothing was left for the library. Try half the batch first. If it fails all the same, look for an index out of range before it (CUDA_LAUNCH_BLOCKING=1) and for a library of another CUDA version."),
     ("none", "shared-memory"): ("shared-memory", "cause", "Shared memory of the host (/dev/shm) is full: this is not GPU memory. Start the container with a larger --shm-size or --ipc=host, or use fewer data-loading workers."),
     ("none", "cache-flush"): ("cache-flush", "hint", "This is a warning, not an error: PyTorch had to return its cache to go on, so the job runs close to the card's limit, and slower for it."),
 }
@@ -42,14 +44,26 @@ _WITHOUT_NUMBERS = "The driver refused memory outside PyTorch's allocator, which
 
 
 def _not_the_allocator(m: Message) -> Iterator[Remark]:
-    if (m.kind, m.cause) in _SENTENCES:
+    if m.other:
+        yield Remark(id=f"not-memory-{m.cause}", severity="cause", key="", text=m.other)
+    elif (m.kind, m.cause) in _SENTENCES:
         name, severity, text = _SENTENCES[m.kind, m.cause]
         asked = f" It asked for {human(m.requested.bytes)}." if m.requested is not None else ""
-        yield Remark(id=name, severity=severity, key="", text=text + asked)
+        yield Remark(id=name, severity=severity, key="", text=text + asked + _host_in_use(m))
     elif m.cause == "memory-report":
         yield _report(m)
     elif m.is_gpu:
         yield Remark(id="no-numbers", severity="cause", key="", text=_WITHOUT_NUMBERS)
+
+
+def _host_in_use(m: Message) -> str:
+    """What the text itself says of the host's memory."""
+    if m.host_used_bytes is None:
+        return ""
+    if m.host_total_bytes is None:
+        return f" It had {human(m.host_used_bytes)} of the host's memory when it was killed."
+    left = max(0, m.host_total_bytes - m.host_used_bytes)
+    return f" The text's last line of it has {human(m.host_used_bytes)} of the host's {human(m.host_total_bytes)} in use ({m.host_used_bytes / m.host_total_bytes:.1%}), so {human(left)} were left."
 
 
 def _report(m: Message) -> Remark:
@@ -59,40 +73,42 @@ def _report(m: Message) -> Remark:
     return Remark(id="memory-report", severity="hint", key="reserved", text=text)
 
 
-def _beyond_the_card(m: Message) -> Iterator[Remark]:
-    if m.capacity is not None and m.requested.least > m.capacity.most:
-        yield Remark(id="larger-than-the-card", severity="cause", key="requested", text=f"One tensor of {human(m.requested.bytes)} was asked for, on a card of {human(m.capacity.bytes)}: nothing that frees other memory can help, the tensor itself must get smaller.")
+def _by_situation(m: Message) -> Iterator[Remark]:
+    """Which memory ran out, by the numbers: what is cached and free, against what was asked and what may be taken."""
+    asked, what = human(m.requested.bytes), situation(m)
+    if what == "larger than the card":
+        yield Remark(id="larger-than-the-card", severity="cause", key="requested", text=f"One tensor of {asked} was asked for, on a card of {human(m.capacity.bytes)}: to free other memory is not enough, this tensor itself must get smaller or leave the GPU.")
+    elif what == "limit":
+        yield _limit(m)
+    elif what == "free enough":
+        yield Remark(id="free-was-enough", severity="hint", key="free", text=f"{human(m.free.bytes)} was free by the driver, more than the {asked} asked for. The driver does not give out its last memory, a limit outside PyTorch may apply (MIG, a container, Windows), or another process gave memory back meanwhile.")
+    elif what == "too little together":
+        yield Remark(id="not-fragmentation", severity="note", key="reserved", text=f"Fragmentation is not the cause of this request: {_sum(m)}, less than the {asked} asked for. max_split_size_mb and expandable_segments cannot help it.")
+    elif what in ("fragments", "maybe fragments"):
+        yield _fragments(m, asked, what == "fragments")
 
 
-def _limit(m: Message) -> Iterator[Remark]:
-    if m.limit is None:
-        return
+def _limit(m: Message) -> Remark:
     if m.kind == "mps":
-        yield Remark(id="process-limit", severity="hint", key="limit", text=f"MPS may take {human(m.limit.bytes)} here; PYTORCH_MPS_HIGH_WATERMARK_RATIO sets that, and beyond it the machine swaps.")
-        return
+        return Remark(id="process-limit", severity="hint", key="limit", text=f"MPS may take {human(m.limit.bytes)} here; PYTORCH_MPS_HIGH_WATERMARK_RATIO sets that, and beyond it the machine swaps.")
     free = "" if m.free is None else f", though {human(m.free.bytes)} of the card is free"
-    yield Remark(id="process-limit", severity="cause", key="limit", text=f"This process may take {human(m.limit.bytes)} only{free}: set_per_process_memory_fraction, or what calls it, sets that limit.")
+    return Remark(id="process-limit", severity="cause", key="limit", text=f"This process may take {human(m.limit.bytes)} only{free}: set_per_process_memory_fraction, or what calls it, sets that limit.")
 
 
-def _fragmentation(m: Message) -> Iterator[Remark]:
-    """By the numbers: what is cached and free, against what was asked."""
-    if m.cached_bytes is None or m.free is None or m.doubted("free", "capacity", "process") or m.limit is not None:
-        return
-    there = m.free + (m.reserved - m.allocated)
-    sum_ = f"{human(m.cached_bytes)} cached and {human(m.free.bytes)} free are {human(there.bytes)}"
-    if m.free.least >= m.requested.most:
-        yield Remark(id="free-was-enough", severity="hint", key="free", text=f"{human(m.free.bytes)} was free, more than the {human(m.requested.bytes)} asked for: the driver does not give out its last memory, or another process gave some back meanwhile.")
-    elif there.most < m.requested.least:
-        yield Remark(id="not-fragmentation", severity="note", key="reserved", text=f"Fragmentation is not the cause: {sum_}, less than the {human(m.requested.bytes)} asked for. max_split_size_mb and expandable_segments cannot help.")
+def _sum(m: Message) -> str:
+    return f"{human(m.cached_bytes)} cached and {human(m.free.bytes)} free are {human(together(m).bytes)}"
+
+
+def _fragments(m: Message, asked: str, surely: bool) -> Remark:
+    """Fragmentation explains a full card only where much is cached; else it is one request that it keeps out."""
+    enough = "would have been enough" if surely else "may just have been enough"
+    share = m.cached_bytes / m.capacity.bytes if m.capacity is not None and m.capacity.bytes else None
+    most = f"It gives {human(m.cached_bytes)} at most, and nothing towards the next larger batch."
+    if share is not None and share <= LITTLE:
+        text = f"{_sum(m)}, which {enough} for {asked} in one piece. But the cache is only {share:.1%} of the card, and {human(m.allocated.bytes)} are in use by tensors: fragmentation kept out this one request, and is not why the card is full. {remedy(m)} {most}"
     else:
-        surely = "would have been enough" if there.least >= m.requested.most else "may just have been enough"
-        yield Remark(id="fragmentation", severity="hint", key="reserved", text=f"Fragmentation explains this one request: {sum_}, which {surely} for {human(m.requested.bytes)} in one piece. {_way_out(m)} It gives {human(m.cached_bytes)} at most, and nothing towards the next larger batch.")
-
-
-def _way_out(m: Message) -> str:
-    if m.form in ("reserved", "cached"):
-        return "max_split_size_mb may let it through; expandable_segments, which does so better, needs PyTorch 2.1."
-    return "expandable_segments:True may let it through."
+        text = f"Fragmentation explains this one request: {_sum(m)}, which {enough} for {asked} in one piece. {remedy(m)} {most}"
+    return Remark(id="fragmentation", severity="hint", key="reserved", text=text)
 
 
 def _others(m: Message) -> Iterator[Remark]:

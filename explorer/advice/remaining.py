@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from explorer.advice.backends import backend
 from explorer.advice.message import Message
 from explorer.advice.remarks import Remark
+from explorer.advice.situation import can_be_fragments
 from explorer.profile import Profile
 from explorer.units import human
 
@@ -38,8 +40,9 @@ def _explanations(profile: Profile, m: Message) -> Iterator[str]:
         yield "other processes on the card, which nvidia-smi shows"
     elif profile.outside_pytorch_bytes and beside > profile.outside_pytorch_bytes + _MUCH_BESIDE:
         yield f"{human(beside)} of the card outside PyTorch, where the estimate counts {human(profile.outside_pytorch_bytes)}: other processes, or libraries"
-    if m.cached_bytes is None or m.requested is not None and m.cached_bytes >= m.requested.bytes:
+    if m.cached_bytes is None or can_be_fragments(m):
         numbers = "" if m.cached_bytes is None else f": {human(m.cached_bytes)} were reserved and not allocated"
-        yield f"fragmentation{numbers}; expandable_segments is the remedy"
+        cure = "; expandable_segments is the remedy" if backend(m).expandable else ""
+        yield f"fragmentation{numbers}{cure}"
     yield "a batch with more or longer samples than said here, which one step among many is enough for"
     yield "memory beside the step: evaluation, generation, a second model, tensors that the script keeps (losses or outputs not detached)"

@@ -142,9 +142,9 @@ def test_a_printed_size_is_an_interval():
     ("RuntimeError: HIP error: out of memory", "hip", "device"),
     ("RuntimeError: cuda runtime error (2) : out of memory at /pytorch/aten/src/THC/generic/THCStorage.cu:58", "cuda", "device"),
     ("torch.cuda.OutOfMemoryError", "cuda", "device"),
-    ("RuntimeError: CUDA error: an illegal memory access was encountered", "none", ""),
-    ("RuntimeError: The size of tensor a (7) must match the size of tensor b (8)", "none", ""),
-    ("triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 131072, Hardware limit: 101376.", "none", ""),
+    ("RuntimeError: CUDA error: an illegal memory access was encountered", "none", "illegal-access"),
+    ("RuntimeError: The size of tensor a (7) must match the size of tensor b (8)", "none", "shape-mismatch"),
+    ("triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 131072, Hardware limit: 101376.", "none", "kernel-resources"),
     ("", "none", ""),
 ])
 def test_what_is_not_a_gpus_allocator(text, kind, cause):
