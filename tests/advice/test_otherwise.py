@@ -143,7 +143,7 @@ def test_each_backend_gets_its_own_variable(text, variable, not_said):
 
 # --- a model that is not known
 
-@pytest.mark.parametrize("name", ["someone/never-heard-of-7b", "bigscience/bloom-7b1", "./checkpoints/mine"])
+@pytest.mark.parametrize("name", ["someone/never-heard-of-7b", "acme/anonymous-13b", "./checkpoints/mine"])
 def test_a_model_that_is_not_known_never_silences_the_message(name, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     text = f"deepspeed --num_gpus 8 train.py --model_name_or_path {name} --per_device_train_batch_size 1 --bf16 true\n{MESSAGES[17]}"
