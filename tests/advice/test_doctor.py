@@ -420,12 +420,13 @@ def test_what_deepspeed_refuses_is_in_the_answer_and_not_raised():
 
 def test_a_model_that_is_not_known_is_answered_by_one_of_its_family(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    consultation = doctor("", Setup(model="meta-llama/Llama-3.1-70B", micro_batch=1, deepspeed=bf16(2)))
+    consultation = doctor("", Setup(model="stabilityai/stablelm-3b", micro_batch=1, deepspeed=bf16(2)))
     remark = said(consultation)["model-stand-in"]
-    assert (remark.severity, remark.key) == ("problem", "model") and remark.text.startswith("estimated as meta-llama/Llama-3.1-8B, since meta-llama/Llama-3.1-70B is not known here")
-    assert consultation.profile == estimated(Setup(model="meta-llama/Llama-3.1-8B", micro_batch=1, deepspeed=bf16(2)))
+    assert (remark.severity, remark.key) == ("problem", "model")
+    assert remark.text.startswith("estimated as stabilityai/stablelm-2-1_6b, since stabilityai/stablelm-3b is not known here")
+    assert consultation.profile == estimated(Setup(model="stabilityai/stablelm-2-1_6b", micro_batch=1, deepspeed=bf16(2)))
     assert isinstance(consultation.error, BadInput)
-    stranger = doctor("", Setup(model="bigscience/bloom-7b1", micro_batch=1))
+    stranger = doctor("", Setup(model="someone/never-heard-of-7b", micro_batch=1))
     assert stranger.profile is None and "choose a model of the catalog" in said(stranger)["refused"].text
 
 

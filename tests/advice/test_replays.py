@@ -17,7 +17,7 @@ from explorer.advice.diagnose import diagnose
 from explorer.advice.effects import effects
 from explorer.dsconfig import resolve
 from explorer.dsconfig.read import read
-from explorer.errors import BadInput, CouldNotRun
+from explorer.errors import BadInput
 from explorer.estimator.estimate import estimate
 from explorer.profile import Profile
 from explorer.setup import Setup
@@ -210,10 +210,8 @@ def test_a34_a_frozen_tower_keeps_no_activations():
     assert [answer(s) for s in (both, frozen, both.replace(micro_batch=256))] == ["fits", "fits", "does not fit"]
 
 
-def test_a36_several_images_are_not_modelled_and_the_text_is_a_bound():
+def test_a36_the_text_of_several_images_is_a_bound():
     """Qwen-VL-Series-Finetune#51: five images of 768 pixels are 752 tokens each, and four times as many patches in the vision tower."""
-    with pytest.raises((BadInput, CouldNotRun), match="no class with a loss that a batch can be made for here"):
-        estimate(Setup(model={"model_type": "qwen2_5_vl"}, micro_batch=1), largest=False)
     text = Setup(model=QWEN_VL_3B_TEXT, micro_batch=1, sequence=4096, gpu="A100-80GB", world_size=8, deepspeed=zero(2))
     profile = estimated(text)
     assert 4096 >= 5 * round((768 / 28) ** 2)
