@@ -8,14 +8,17 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from explorer import cli_records
+from explorer import cli_flags, cli_records
+from explorer.dsconfig import flags, jobs, methods
+from explorer.dsconfig.said import described
 from explorer.errors import BadInput, CouldNotRun, one_line
-from explorer.jsonfile import LARGEST_BYTES, parse_json
+from explorer.jsonfile import LARGEST_BYTES, read_bytes
 from explorer.profile import CATEGORIES, Profile
 from explorer.setup import Setup
 from explorer.units import human
@@ -56,13 +59,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _jobs(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     """Job files and a sweep, in their order; the worst exit code back."""
     sweep = getattr(options, "sweep", None)
+    given = {} if options.command == "probe" else {k: v for k, v in vars(options).items() if k in flags.NAMES}
+    try:
+        typed = flags.read(given)
+    except BadInput as error:
+        return _refused("estimate", str(error), error.exit_code, options.json)
+    if typed and not options.jobs:
+        return _job("the flags", partial(jobs.of_flags, typed), run_of(options), options.json)
     if not options.jobs and sweep is None:
         parser.error("name a JOB.json" + (", or --sweep SWEEP.json" if options.command == "probe" else ""))
-    run = _probe if options.command == "probe" else partial(_estimate, sources=True) if options.sources else _estimate
-    codes = [_job(path, run, options.json) for path in options.jobs]
+    codes = [_job(path, partial(_read, path, typed), run_of(options), options.json) for path in options.jobs]
     if sweep is not None:
         codes.append(_sweep(sweep, options.out, options.json))
     return next(code for code in _WORST_FIRST if code in codes)
+
+
+def run_of(options: argparse.Namespace) -> Callable[[Setup], Profile]:
+    """What is done with each job."""
+    if options.command == "probe":
+        return _probe
+    return partial(_estimate, sources=True) if options.sources else _estimate
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -73,6 +89,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("jobs", nargs="*", metavar="JOB.json", help="a job file, or - for standard input")
         command.add_argument("--json", action="store_true", help="one JSON object a line, in the order of the files")
         if name == "estimate":
+            cli_flags.add_arguments(command)
             command.add_argument("--sources", action="store_true", help="also what the peak is made of, and where each part comes from")
         if name == "probe":
             command.add_argument("--sweep", metavar="SWEEP.json", help="a job and lists of values to try in it; what was measured before is not run again")
@@ -80,6 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("check", help="say what is wrong with a config, why it runs out of memory, and what to change", epilog="exit code: as of the job that is checked; 2 where DeepSpeed would refuse it")
     for name, content in (("config", "a DeepSpeed config"), ("trainer", "TrainingArguments, as JSON or Python"), ("oom", "an out-of-memory message, or the log it stands in"), ("job", "a job file, which the others change")):
         command.add_argument(f"--{name}", metavar="FILE", help=content)
+    cli_flags.add_arguments(command)
     command.add_argument("--largest", action="store_true", help="also the largest micro-batch, lengths and model of the family that fit")
     command.add_argument("--prove", metavar="AXIS", choices=("micro_batch", "sequence", "target_sequence"), help="also real steps at the largest micro_batch, sequence or target_sequence that fits, and at one more")
     command.add_argument("--json", action="store_true", help="one JSON object")
@@ -111,10 +129,11 @@ def _at_fault(options: argparse.Namespace, error: BadInput | CouldNotRun | None)
     return given.get(getattr(error, "field", ""), next(iter(given.values()), options.command))
 
 
-def _job(path: str, run: Callable[[Setup], Profile], as_json: bool) -> int:
-    """One job file: its line on standard output, its exit code back."""
+def _job(path: str, read: Callable[[], jobs.Job], run: Callable[[Setup], Profile], as_json: bool) -> int:
+    """One job: its line on standard output, its exit code back."""
     try:
-        profile = run(_setup(path))
+        job = read()
+        profile = _told(job, run(job.setup))
     except BrokenPipeError:
         raise
     except (BadInput, CouldNotRun) as error:
@@ -125,7 +144,7 @@ def _job(path: str, run: Callable[[Setup], Profile], as_json: bool) -> int:
     if as_json:
         _line(profile.to_json())
     else:
-        print(table(one_line(path, 200), profile))
+        print(table(one_line(path, 200), profile, job.setup))
     return _BY_ANSWER[profile.verdict.answer]
 
 
@@ -171,16 +190,24 @@ def _chart(rows: list[Any], path: Path) -> None:
         print(f"table and chart: {path.with_suffix('.md')}, {path}", file=sys.stderr)
 
 
-def _setup(path: str) -> Setup:
-    """The Setup of a job file; of standard input for "-"."""
+def _read(path: str, typed: Mapping[str, Any]) -> jobs.Job:
+    """The job of a file, of standard input for "-", with what the flags add to it."""
     if path != "-":
-        return Setup.from_file(path)
+        return jobs.of_file(read_bytes(path, "job"), typed, one_line(path, 200))
     if sys.stdin is None or sys.stdin.closed:
         raise BadInput("job", "standard input is closed; give a file, or send the job to it")
-    try:
-        return Setup.from_job(parse_json(sys.stdin.read(LARGEST_BYTES + 1), "job"))
-    except UnicodeDecodeError:
-        raise BadInput("job", "standard input is not text in UTF-8") from None
+    return jobs.of_file(sys.stdin.buffer.read(LARGEST_BYTES + 1), typed, "standard input")
+
+
+def _told(job: jobs.Job, profile: Profile) -> Profile:
+    """The profile with what was assumed before it was estimated."""
+    first = methods.sentence(job.setup)
+    notes = tuple(note for note in profile.notes if note != first)
+    if not job.world_known and profile.source == "estimated":
+        from explorer.advice import worlds
+
+        notes = (worlds.sentence(job.setup, _progress), *notes)
+    return replace(profile, notes=(*([first] if first else []), *notes, *job.notes))
 
 
 def _refused(path: str, sentence: str, code: int, as_json: bool) -> int:
@@ -216,10 +243,13 @@ def _probe(setup: Setup) -> Profile:
     return probe(setup, on_progress=_progress)
 
 
-def table(name: str, profile: Profile) -> str:
-    """A profile as a short text."""
+def table(name: str, profile: Profile, setup: Setup | None = None) -> str:
+    """A profile as a short text; with its job in a line of its own."""
     peak = profile.peak
     rows = [f"{name}: {profile.source}" + (f" on {profile.measured_on}" if profile.measured_on else "")]
+    if setup is not None:
+        first = methods.sentence(setup)
+        rows = [*([f"{first}."] if first else []), *rows, f"  {described(setup)}"]
     rows.append(f"  peak allocated  {human(peak.allocated_bytes):>10}  in {peak.allocated_phase} of the {peak.allocated_step} step")
     rows.append(f"  peak reserved   {human(peak.reserved_bytes):>10}  in {peak.reserved_phase} of the {peak.reserved_step} step")
     rows += [f"    {c.replace('_', ' '):<14}{human(profile.at_peak[c]):>10}" for c in CATEGORIES if profile.at_peak.get(c)]

@@ -106,6 +106,8 @@ class Profile:
     outside_pytorch_bytes: int
     verdict: Verdict
     largest_micro_batch: int | None = None
+    method: str = "deepspeed"
+    """What the job trains with: "deepspeed", "fsdp" or "ddp" (`Setup.method`)."""
     provenance: Mapping[str, str] = field(default_factory=dict)
     """Category → "derived" (a DeepSpeed rule) | "traced" (the model) | "assumed" (a stated constant) | "measured"."""
     warmup_steps: int | None = None
@@ -131,6 +133,7 @@ class Profile:
         return {
             "schema": SCHEMA,
             "source": self.source,
+            "method": self.method,
             "parameters": self.parameters,
             "trainable_parameters": self.trainable_parameters,
             "peak": {name: getattr(self.peak, name) for name in Peak.__slots__},
@@ -166,6 +169,7 @@ class Profile:
         known = {name: data[name] for name in ("source", "parameters", "trainable_parameters", "at_peak", "outside_pytorch_bytes", "largest_micro_batch", "provenance", "warmup_steps", "measured_on", "environment")}
         return cls(
             **known,
+            method=data.get("method", "deepspeed"),
             peak=Peak(**data["peak"]),
             steps=steps,
             host=Host(**data["host"]),

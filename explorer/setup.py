@@ -21,6 +21,7 @@ from explorer.jsonfile import plain, read_json, scalar
 
 SCHEMA = 1
 ATTENTIONS = ("sdpa", "eager", "flash_attention_2")
+METHODS = ("deepspeed", "fsdp", "ddp")
 _LARGEST = 1 << 40
 """No count in a job is larger than this: beyond it a typo is likelier than a computer."""
 _LARGEST_GIB = 1e9
@@ -48,6 +49,8 @@ class Setup:
     gradient_checkpointing: bool | Mapping[str, Any] = False
     trainable: tuple[str, ...] = ("*",)
     lora: Mapping[str, Any] | None = None
+    method: str = "deepspeed"
+    """"deepspeed"; "fsdp" or "ddp" where `deepspeed` is the nearest equivalent (dsconfig/methods.py)."""
     deepspeed: Mapping[str, Any] = field(default_factory=dict)
     deepspeed_version: str | None = None
     """The release that runs; None is the one whose source was read (dsconfig/versions.py)."""
@@ -138,7 +141,7 @@ class Setup:
         return hash(self.canonical)
 
 
-_NONE_IS_DEFAULT = {"attention", "padding", "use_cache", "gradient_checkpointing", "trainable", "deepspeed", "zero_init", "world_size", "gpus_per_node", "rank", "allocator"}
+_NONE_IS_DEFAULT = {"attention", "method", "padding", "use_cache", "gradient_checkpointing", "trainable", "deepspeed", "zero_init", "world_size", "gpus_per_node", "rank", "allocator"}
 
 
 def _own(name: str, value: Any) -> Any:
@@ -200,6 +203,8 @@ def _check(s: Setup) -> None:
         raise BadInput("rank", f"is {s.rank} but {name} is {s.data_ranks}; ranks run from 0 to {s.data_ranks - 1}")
     if s.attention not in ATTENTIONS:
         raise BadInput("attention", f"is {shown(s.attention)}; choose one of {', '.join(ATTENTIONS)}")
+    if s.method not in METHODS:
+        raise BadInput("method", f"is {shown(s.method)}; choose one of {', '.join(METHODS)}")
     for name in ("padding", "use_cache", "zero_init"):
         if not isinstance(getattr(s, name), bool):
             raise BadInput(name, f"is {shown(getattr(s, name))}; give true or false")

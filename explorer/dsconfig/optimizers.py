@@ -136,6 +136,18 @@ def _deepspeeds(section: Any, stage: int, offloaded: bool, untested_allowed: boo
     return choice
 
 
+def in_deepspeed(name: str) -> str | None:
+    """The `type` that DeepSpeed's JSON has for an optimizer's name in any case; None where it has none."""
+    known = {**{n.lower(): n for n in _TORCH_STATES}, **{n: n for n in _DEEPSPEED}, **{n.lower(): n for n in _SUGGESTED}}
+    return known.get(name.lower()) if name.lower() != "adafactor" else None
+
+
+def in_trainer(name: str) -> str | None:
+    """The `optim` that the Trainer has for an optimizer's name in any case; None where it has none."""
+    plain = name.lower().replace("-", "_")
+    return plain if plain in {*_OPTIM, "adafactor", *_BITSANDBYTES, *_STRANGE} else None
+
+
 def _unknown(written: str) -> str:
     if written in _CANNOT_STEP:
         return f"is {shown(written)}, which {_CANNOT_STEP[written]}; choose AdamW, say"

@@ -111,7 +111,7 @@ def _object(reader: Reader, at: int, form: str | None) -> Part | None:
         value = reader.read(at)
     except NotAnObject:
         return None
-    part = Part(form=form or _form(value), start=at, end=max(at + 1, reader.at))
+    part = Part(form=form or form_of(value), start=at, end=max(at + 1, reader.at))
     if not part.form:
         return None
     alone = not reader.text[:at].strip()
@@ -127,7 +127,8 @@ _ASSIGNED = re.compile(r"[A-Za-z_\])][ \t]*(?::[^=\n]{1,80})?=\s*\Z")
 _MARKS = {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_clipping", "zero_allow_untested_optimizer", "wall_clock_breakdown", "steps_per_print", "activation_checkpointing"}
 
 
-def _form(value: dict[str, Any]) -> str:
+def form_of(value: dict[str, Any]) -> str:
+    """What an object is by its keys, one of `Part.form`; "" where it is none of them."""
     keys = set(value)
     if "model" in keys and "micro_batch" in keys:
         return "job file"

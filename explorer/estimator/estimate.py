@@ -48,6 +48,7 @@ def _profile(work: Work, largest: int | None, sources: bool) -> Profile:
     parameters = work.tape.model_parameters(work.patches)
     return Profile(
         source="estimated",
+        method=work.setup.method,
         parameters=sum(p.numel for p in parameters) + work.tape.packed,
         trainable_parameters=sum(p.numel for p in parameters if p.trainable),
         peak=figures.peak(work.stream, work.unlimited, limited),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from explorer.dsconfig import versions
+from explorer.dsconfig import methods, versions
 from explorer.estimator import figures, saving
 from explorer.estimator.work import Work, with_micro_batch
 from explorer.units import GiB, human
@@ -16,7 +16,8 @@ _EVALUATED = 8
 
 def notes(work: Work) -> tuple[str, ...]:
     """In whole sentences, what a person must know to read the figures."""
-    said = list(work.settings.notes)
+    first = methods.sentence(work.setup)
+    said = [*([first] if first else []), *work.settings.notes]
     if work.setup.trainer is not None:
         said.append("the trainer part fills \"auto\" values and chooses the optimizer and its groups; the step itself is the plain engine's")
         said.extend(_evaluation(work))
