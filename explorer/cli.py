@@ -110,14 +110,17 @@ def _check(options: argparse.Namespace) -> int:
     """One consultation. What DeepSpeed would refuse is bad input, though it is answered as it was meant."""
     from explorer.advice.check import check, report, sizes
 
-    found = check(options.config, options.trainer, options.oom, options.job, _progress)
+    typed = {name: value for name, value in vars(options).items() if name in flags.NAMES}
+    found = check(options.config, options.trainer, options.oom, options.job, _progress, typed)
     more, unproven = sizes(found, options.largest, options.prove, _progress)
     wrong = str(found.error) if found.error else found.stops[0].text if found.stops else str(unproven) if unproven else None
     codes = {found.error.exit_code if found.error else BAD_INPUT if found.stops else _BY_ANSWER[found.profile.verdict.answer if found.profile else None], unproven.exit_code if unproven else FITS}
     if wrong:
         print(f"check: {one_line(wrong, 1000)}", file=sys.stderr)
     if options.json:
-        _line({**found.to_json(), **more, **({"error": wrong, "job": _at_fault(options, found.error)} if wrong else {})})
+        stopped = unproven or found.error if found.profile is None or unproven else None
+        fault = {"job": _at_fault(options, found.error)} if stopped else {}
+        _line({**found.to_json(), **more, **({"error": wrong} if wrong else {}), **fault})
     else:
         print(report(found, more))
     return next(code for code in _WORST_FIRST if code in codes)

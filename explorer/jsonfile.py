@@ -7,6 +7,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import select
+import stat
+import time
 from collections.abc import Iterator, Mapping
 from os import PathLike, fsdecode
 from os.path import isdir
@@ -35,10 +39,47 @@ def read_bytes(path: str | Path, field: str) -> bytes:
     if isdir(path):
         raise BadInput(field, f"{name} is a directory, not a file; give a JSON file")
     try:
+        mode = Path(path).stat().st_mode
+        if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+            raise BadInput(field, f"{name} is a device, not a file; give a JSON file")
+        if stat.S_ISFIFO(mode):
+            return _of_pipe(path, field, name)
         with Path(path).open("rb") as file:
             return file.read(LARGEST_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a name with a null character
+        if isinstance(error, BadInput):
+            raise
         raise BadInput(field, f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from None
+
+
+_WRITER_S, _CONTENT_S = 0.5, 10.0
+"""How long a pipe is waited for: until somebody writes to it at all, and until there is something to read."""
+
+
+def _of_pipe(path: str | Path, field: str, name: str) -> bytes:
+    """What is written to a named pipe, which opening without a writer would wait for without end."""
+    begun, found = time.monotonic(), bytearray()
+    pipe = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        while len(found) <= LARGEST_BYTES:
+            try:
+                part = os.read(pipe, LARGEST_BYTES + 1 - len(found))
+            except BlockingIOError:  # there is a writer, who has not written yet
+                if time.monotonic() - begun > _CONTENT_S:
+                    raise BadInput(field, f"{name} is a pipe from which nothing came for {_CONTENT_S:.0f} s; give a file") from None
+                select.select([pipe], [], [], 0.1)
+                continue
+            if part:
+                found += part
+            elif found or time.monotonic() - begun > _WRITER_S:
+                break
+            else:
+                time.sleep(0.01)
+    finally:
+        os.close(pipe)
+    if not found:
+        raise BadInput(field, f"{name} is a pipe to which nothing is written; give a file")
+    return bytes(found)
 
 
 def decode_json(content: bytes, field: str, name: str) -> Any:

@@ -9,6 +9,7 @@ import pytest
 
 from explorer import cli
 from explorer.errors import CouldNotRun
+from explorer.setup import Setup
 
 FITS = {"model": "gpt2", "micro_batch": 4, "gpu": "A100-80GB", "deepspeed": {"bf16": {"enabled": True}, "zero_optimization": {"stage": 2}}}
 TOO_LARGE = {**FITS, "micro_batch": 64, "gpu": "T4"}
@@ -53,6 +54,33 @@ def test_the_exit_code_is_the_worst_of_the_jobs(files, capsys, jobs, code):
         bad = job is BAD or isinstance(job, str)
         assert ("error" in line) == bad
         assert not bad or line["job"] == path
+
+
+FLAGS = ["--model", "gpt2", "--stage", "3", "--gpus", "8", "--gpu", "A100-80GB", "--micro-batch", "4"]
+
+
+def test_flags_are_a_job(capsys):
+    more = ["--sequence", "512", "--checkpointing", "--offload-optimizer", "cpu", "--optimizer", "adam"]
+    assert cli.main(["estimate", *FLAGS, *more, "--json"]) == 0
+    typed = json.loads(capsys.readouterr().out)
+    job = {**FITS, "world_size": 8, "sequence": 512, "gradient_checkpointing": True, "deepspeed": {
+        "bf16": {"enabled": True}, "optimizer": {"type": "Adam", "params": {"lr": 1e-5}},
+        "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}}
+    assert typed["peak"] == cli._estimate(Setup.from_job(job)).to_json()["peak"] and typed["method"] == "deepspeed"
+
+
+def test_a_deepspeed_json_in_the_place_of_a_job(files, capsys):
+    (path,) = files({"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}})
+    assert cli.main(["estimate", path, "--model", "gpt2", "--micro-batch", "4", "--gpu", "A100-80GB", "--gpus", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["peak"] == cli._estimate(Setup.from_job(FITS)).to_json()["peak"]
+    assert cli.main(["estimate", path, "--json"]) == 2
+    assert "--model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("flag", "value"), [("gpus", "x"), ("stage", "4"), ("micro-batch", "1e400"), ("host-ram", "nan"), ("precision", "int3"), ("optimizer", "adm"), ("gpu", "Z9")])
+def test_a_bad_flag_is_one_sentence_that_names_it(capsys, flag, value):
+    assert cli.main(["estimate", "--model", "gpt2", f"--{flag}", value, "--json"]) == 2
+    assert flag in capsys.readouterr().err.splitlines()[0]
 
 
 def test_what_could_not_run_is_worse_than_what_does_not_fit(files, capsys, monkeypatch):

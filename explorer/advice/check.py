@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,7 +13,8 @@ from explorer.advice import largest, oom
 from explorer.advice.consultation import Consultation, consult
 from explorer.advice.message import Message
 from explorer.advice.remarks import Remark
-from explorer.dsconfig.read import Pasted, read
+from explorer.dsconfig import Finding, flags
+from explorer.dsconfig.read import Pasted, form_of, read
 from explorer.errors import BadInput, CouldNotRun, one_line
 from explorer.estimator import tapes
 from explorer.jsonfile import LARGEST_BYTES, decode_json, read_bytes
@@ -20,21 +23,68 @@ from explorer.setup import Setup
 from explorer.units import human
 
 
-def check(config: str | None, trainer: str | None, message: str | None, job: str | None, on_progress: tapes.Progress | None = None) -> Consultation:
-    """The consultation of up to four files, "-" for standard input. One that cannot be read, or holds nothing of its kind, is in `error`, whose field is the option's name."""
+def check(config: str | None, trainer: str | None, message: str | None, job: str | None, on_progress: tapes.Progress | None = None, options: Mapping[str, Any] | None = None) -> Consultation:
+    """The consultation of up to four files, "-" for standard input; of all that stands there where no file is named.
+    One that cannot be read, or holds nothing of its kind, is in `error`, whose field is the option's name.
+
+    `options`: flags as they were typed (dsconfig/flags.py), which fill in what the files do not say.
+    """
     said = Message(kind="none")
     try:
+        typed = flags.read(options or {})
         given = [path for path in (config, trainer, message, job) if path is not None]
-        if not given:
-            raise BadInput("", "nothing to check; name a --config, a --trainer, an --oom or a --job file")
+        whole = None if given else _pasted_whole()
+        if not given and whole is None and "model" not in typed:
+            raise BadInput("", "nothing to check; name a --config, a --trainer, an --oom or a --job file, or send a text to standard input")
         if given.count(_STDIN) > 1:
             raise BadInput("", "standard input can be one of the files only; name the others")
+        if whole is not None:
+            pasted, said = read(whole), oom.read(whole)
+            return consult(None, _completed(pasted, typed, {}), said, on_progress)
         said = said if message is None else _message(message)
         pasted = _together(_read(config, "config", "DeepSpeed config"), _read(trainer, "trainer", "TrainingArguments"))
-        base = None if job is None else Setup.from_job(decode_json(_content(job, "job"), "job", _name(job)))
+        written = {} if job is None else decode_json(_content(job, "job"), "job", _name(job))
+        if _is_config(written):
+            pasted, job, written = _together(_config(written), pasted), None, {}
+        base = None if job is None else Setup.from_job(written)
+        pasted = _completed(pasted, typed, written)
     except BadInput as refused:
         return Consultation(message=said, pasted=Pasted(changes={}), remarks=(Remark(id="refused", severity="problem", key=refused.field, text=f"{refused}"),), error=refused)
-    return consult(base, pasted, said, on_progress, batch_known=job is not None)
+    return consult(base, pasted, said, on_progress, batch_known=job is not None, gpus_known="world_size" in written)
+
+
+def _is_config(value: Any) -> bool:
+    """Whether what was given as a job is a DeepSpeed config."""
+    return isinstance(value, dict) and "model" not in value and form_of(value) == "DeepSpeed config"
+
+
+def _config(value: dict[str, Any]) -> Pasted:
+    return read(json.dumps(value), "DeepSpeed config")
+
+
+def _completed(pasted: Pasted, typed: Mapping[str, Any], job: Any) -> Pasted:
+    """With the flags' fields, but for those that the job file has."""
+    if not typed:
+        return pasted
+    known = {**(job if isinstance(job, dict) else {}), **pasted.changes}
+    alone = not known.keys() & {"model", "micro_batch", "deepspeed", "trainer"}
+    filled = flags.fill(known, typed, alone)
+    added = {k: v for k, v in filled.job.items() if k in pasted.changes or known.get(k) != v}
+    told = tuple(Finding(id="flags", key="", text=note) for note in filled.notes if not note.startswith("--micro-batch is not"))
+    if alone:
+        added.pop("micro_batch", None) if "micro_batch" not in typed else None
+    return replace(pasted, changes=added, unread=pasted.unread + told)
+
+
+def _pasted_whole() -> str | None:
+    """All of standard input, where something is sent there; None from a terminal, or where nothing is."""
+    try:
+        if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
+            return None
+        text = _content(_STDIN, "text").decode("utf-8-sig", errors="replace")
+    except (OSError, ValueError):
+        return None
+    return text if text.strip() else None
 
 
 def _message(path: str) -> Message:

@@ -6,11 +6,11 @@ A page and the command line draw the same Consultation; nothing in it needs eith
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from explorer.advice import oom, reading
+from explorer.advice import oom, reading, worlds
 from explorer.advice.diagnose import diagnose
 from explorer.advice.effects import effects
 from explorer.advice.fixes import Fix, propose
@@ -19,7 +19,7 @@ from explorer.advice.remaining import remaining
 from explorer.advice.remarks import SEVERITIES, Remark, of_findings
 from explorer.advice.unsaid import unsaid
 from explorer.catalog import cards, find_model, models, stand_in
-from explorer.dsconfig import Finding, resolve
+from explorer.dsconfig import Finding, methods, resolve
 from explorer.dsconfig.assumed import assumed
 from explorer.dsconfig.read import Pasted, read
 from explorer.errors import BadInput, CouldNotRun
@@ -64,7 +64,14 @@ class Consultation:
 
     def to_json(self) -> dict[str, Any]:
         """`check`'s answer (docs/contract.md)."""
-        return {"oom": self.message.to_json(), "findings": [r.to_json() for r in self.remarks], "fixes": [f.to_json() for f in self.fixes], "config": None if self.config is None else dict(self.config)}
+        return {"oom": self.message.to_json(), "findings": [r.to_json() for r in self.remarks], "fixes": [f.to_json() for f in self.fixes], "config": None if self.config is None else dict(self.config), **self._answered()}
+
+    def _answered(self) -> dict[str, Any]:
+        """The job as it was understood, and its own answer; null where there is none."""
+        return {
+            "job": None if self.setup is None else self.setup.to_job(),
+            "estimate": None if self.profile is None else self.profile.to_json(),
+        }
 
 
 def doctor(text: str, base: Setup | None = None, on_progress: tapes.Progress | None = None) -> Consultation:
@@ -72,10 +79,11 @@ def doctor(text: str, base: Setup | None = None, on_progress: tapes.Progress | N
     return consult(base, read(text), oom.read(text), on_progress)
 
 
-def consult(base: Setup | None, pasted: Pasted, message: Message, on_progress: tapes.Progress | None = None, batch_known: bool = False, stop: threading.Event | None = None) -> Consultation:
+def consult(base: Setup | None, pasted: Pasted, message: Message, on_progress: tapes.Progress | None = None, batch_known: bool = False, gpus_known: bool = False, stop: threading.Event | None = None) -> Consultation:
     """The same of parts that were read one by one. A fault of the job is in `error` and among the remarks, never raised.
 
     `batch_known`: the base's batch is the job's own; else one that fits gives way to one that does not, where a message says that memory ran out.
+    `gpus_known`: so is its world size.
     `stop`: set it and the fixes, which take most of the time, are no longer worked out.
     """
     told = [f for f in pasted.coercions if f.id != "trainer-assumed" or base is None or base.trainer is None]
@@ -93,13 +101,15 @@ def consult(base: Setup | None, pasted: Pasted, message: Message, on_progress: t
         else:
             setup, error = _stood_in_for(setup, said, told_of_memory)
             config = dict(resolve(setup).config)
-            setup, profile = _at_failure(setup, message, said, on_progress, batch_known or "micro_batch" in pasted.changes, "world_size" in pasted.changes)
+            setup, profile = _at_failure(setup, message, said, on_progress, batch_known or "micro_batch" in pasted.changes, gpus_known or "world_size" in pasted.changes)
             found = events(setup, on_progress) if message.is_gpu and message.requested is not None and error is None else None
             if found is not None and error is None:  # a stand-in's numbers say nothing against the message's
                 setup, profile, found = _as_it_ran(setup, profile, found, message, said, on_progress, None if batch_known else pasted.changes)
             config = dict(resolve(setup).config)
+            said = [*_first(setup, gpus_known or base is not None and not batch_known or "world_size" in pasted.changes, on_progress), *said]
             if base is None:
-                said += of_findings(assumed(setup, pasted.changes), "note")
+                missing = (f for f in assumed(setup, pasted.changes) if f.id != "gpus-assumed")
+                said += of_findings(missing, "note")
             said += effects(setup, profile, pasted.launcher)
             said += diagnose(setup, profile, message, found)
             if message.is_gpu and profile.verdict.answer == "fits" and error is None:
@@ -115,6 +125,15 @@ def consult(base: Setup | None, pasted: Pasted, message: Message, on_progress: t
             said.append(Remark(id="refused" if isinstance(refused, BadInput) else "not-modelled", severity="problem", key=getattr(refused, "field", ""), text=f"{refused}"))
     ranked = sorted(said, key=lambda r: SEVERITIES.index(r.severity))
     return Consultation(message=message, pasted=pasted, setup=setup, profile=profile, remarks=tuple(ranked), fixes=tuple(fixes), config=config, error=error)
+
+
+def _first(setup: Setup, gpus_known: bool, on_progress: tapes.Progress | None) -> Iterator[Remark]:
+    """What stands before all else: that this is no DeepSpeed job; how many GPUs were assumed."""
+    other = methods.sentence(setup)
+    if other is not None:
+        yield Remark(id="not-deepspeed", severity="cause", key="method", text=f"{other}.")
+    if not gpus_known and setup.world_size == 1:
+        yield Remark(id="gpus-assumed", severity="note", key="world_size", text=f"{worlds.sentence(setup, on_progress)}.")
 
 
 _OF_THE_MODEL = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")

@@ -28,4 +28,4 @@ class Remark:
 
 def of_findings(findings: Iterable[Finding], severity: Severity) -> list[Remark]:
     """What dsconfig found, in this form."""
-    return [Remark(id=f.id, severity=severity, key=f.key, text=f"{f.key} {f.text}") for f in findings]
+    return [Remark(id=f.id, severity=severity, key=f.key, text=f"{f.key} {f.text}".strip()) for f in findings]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import os
 
 import pytest
 
 from explorer import cli
 
 STAGE_2 = b'{"zero_optimization": {"stage": 2}}'
-KEYS = {"oom", "findings", "fixes", "config"}
+KEYS = {"oom", "findings", "fixes", "config", "job", "estimate"}
 
 
 def check(capsys, *options: str) -> tuple[int, dict, str]:
@@ -60,6 +61,44 @@ def test_standard_input_is_one_of_the_files(capsys, monkeypatch, option, content
     stdin(monkeypatch, content)
     code, found, err = check(capsys, f"--{option}", "-")
     assert code == 0 and set(found) == KEYS, err
+
+
+FLAGS = ("--model", "gpt2", "--gpus", "8", "--gpu", "A10", "--stage", "2", "--lora", "16")
+
+
+def test_flags_fill_in_what_files_do_not_say(tmp_path, capsys):
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 3}, "bf16": {"enabled": true}}')
+    code, found, err = check(capsys, "--config", str(tmp_path / "ds.json"), *FLAGS)
+    job = found["job"]
+    assert (code, job["model"], job["world_size"], job["lora"]["r"]) == (0, "gpt2", 8, 16), err
+    assert job["deepspeed"]["zero_optimization"]["stage"] == 3, "the file's own stage stays"
+    assert any("--stage is 2, but the file says 3" in f["text"] for f in found["findings"])
+    assert found["estimate"]["method"] == "deepspeed" and found["estimate"]["verdict"]["answer"] == "fits"
+
+
+def test_a_pasted_whole_on_standard_input(capsys, monkeypatch):
+    text = "torchrun --nproc_per_node 4 t.py --model_name_or_path gpt2 --per_device_train_batch_size 2 --bf16 True\n"
+    stdin(monkeypatch, text.encode() + b"CUDA out of memory. Tried to allocate 2.00 GiB")
+    code, found, _ = check(capsys)
+    assert found["oom"]["requested_bytes"] == 2 << 30 and found["job"]["micro_batch"] == 2
+    assert found["job"]["world_size"] == 4
+
+
+def test_an_unknown_world_size_is_the_first_note(capsys, monkeypatch):
+    stdin(monkeypatch, b"")
+    _, found, _ = check(capsys, "--model", "gpt2", "--gpu", "A10", "--stage", "3")
+    first = next(f["text"] for f in found["findings"] if f["severity"] == "note")
+    assert "With 1 GPU: fits" in first and "With 8 GPUs: fits" in first
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path, capsys, kind):
+    path = tmp_path / "pipe" if kind == "pipe" else "/dev/zero"
+    if kind == "pipe":
+        os.mkfifo(path)
+    for option in ("config", "trainer", "oom", "job"):
+        code, found, err = check(capsys, f"--{option}", str(path))
+        assert code == 2 and f"is a {kind}" in found["error"] and len(err.splitlines()) == 1
 
 
 def test_standard_input_cannot_be_two_of_them(capsys, monkeypatch):

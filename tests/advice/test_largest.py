@@ -122,7 +122,7 @@ def check(tmp_path, capsys, setup: dict, *options: str) -> tuple[int, dict]:
 def test_check_says_it_only_where_it_is_asked(tmp_path, capsys):
     setup = job("openai/clip-vit-base-patch32").to_job()
     _, plain = check(tmp_path, capsys, setup)
-    assert set(plain) == {"oom", "findings", "fixes", "config"}
+    assert set(plain) == {"oom", "findings", "fixes", "config", "job", "estimate"}
     _, asked = check(tmp_path, capsys, setup, "--largest")
     assert set(asked) - set(plain) == {"largest"}
     assert asked["largest"]["model"] == "openai/clip-vit-large-patch14"
