@@ -199,7 +199,9 @@ def _read(path: str, typed: Mapping[str, Any]) -> jobs.Job:
         return jobs.of_file(read_bytes(path, "job"), typed, one_line(path, 200))
     if sys.stdin is None or sys.stdin.closed:
         raise BadInput("job", "standard input is closed; give a file, or send the job to it")
-    return jobs.of_file(sys.stdin.buffer.read(LARGEST_BYTES + 1), typed, "standard input")
+    stream = getattr(sys.stdin, "buffer", sys.stdin)
+    content = stream.read(LARGEST_BYTES + 1)
+    return jobs.of_file(content.encode() if isinstance(content, str) else content, typed, "standard input")
 
 
 def _told(job: jobs.Job, profile: Profile) -> Profile:
