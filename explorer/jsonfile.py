@@ -40,7 +40,7 @@ def read_bytes(path: str | Path, field: str) -> bytes:
         raise BadInput(field, f"{name} is a directory, not a file; give a JSON file")
     try:
         mode = Path(path).stat().st_mode
-        if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+        if stat.S_ISBLK(mode) or stat.S_ISCHR(mode) and _is_terminal(path):
             raise BadInput(field, f"{name} is a device, not a file; give a JSON file")
         if stat.S_ISFIFO(mode):
             return _of_pipe(path, field, name)
@@ -50,6 +50,15 @@ def read_bytes(path: str | Path, field: str) -> bytes:
         if isinstance(error, BadInput):
             raise
         raise BadInput(field, f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _is_terminal(path: str | Path) -> bool:
+    """Whether reading it would wait for somebody to type."""
+    device = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    try:
+        return os.isatty(device)
+    finally:
+        os.close(device)
 
 
 _WRITER_S, _CONTENT_S = 0.5, 10.0

@@ -98,8 +98,11 @@ class Setup:
         return cls.from_job(read_json(path, "job"))
 
     def to_job(self) -> dict[str, Any]:
-        """The job file of this Setup, every key present."""
-        return {"schema": SCHEMA, **plain({f.name: getattr(self, f.name) for f in fields(self)}, "job")}
+        """The job file of this Setup, every key present, but for a `method` that is DeepSpeed."""
+        written = {f.name: getattr(self, f.name) for f in fields(self)}
+        if self.method == METHODS[0]:
+            del written["method"]
+        return {"schema": SCHEMA, **plain(written, "job")}
 
     def replace(self, **changes: Any) -> Setup:
         """A copy with some fields changed, checked anew."""
