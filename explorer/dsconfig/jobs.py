@@ -10,7 +10,7 @@ from explorer.dsconfig.assumed import assumed
 from explorer.dsconfig.findings import Finding
 from explorer.dsconfig.read import Pasted, form_of, read
 from explorer.errors import BadInput
-from explorer.jsonfile import decode_json
+from explorer.jsonfile import LARGEST_BYTES, decode_json
 from explorer.setup import Setup
 
 
@@ -49,7 +49,7 @@ def _value(content: bytes, name: str) -> Any:
         return decode_json(content, "job", name)
     except BadInput:
         text = content.decode("utf-8-sig", errors="replace")
-        if text.lstrip()[:1] in ("", "{", "["):
+        if len(content) > LARGEST_BYTES or text.lstrip()[:1] in ("", "{", "["):
             raise
         pasted = read(text)
         if not pasted.forms:
