@@ -450,7 +450,7 @@ def test_any_message_with_any_job_is_answered(number):
     assert consultation.error is None or "model" not in str(consultation.error)
     assert consultation.profile is not None and consultation.remarks
     answer = json.loads(json.dumps(consultation.to_json()))
-    assert set(answer) == {"oom", "findings", "fixes", "config"}
+    assert set(answer) == {"oom", "findings", "fixes", "config", "job", "estimate"}
 
 
 def test_no_mutation_breaks_the_doctor():
