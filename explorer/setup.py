@@ -144,6 +144,10 @@ class Setup:
         return hash(self.canonical)
 
 
+_WHOLE = {
+    "micro_batch", "sequence", "target_sequence", "image_size", "world_size", "data_parallel_size", "gpus_per_node", "rank",
+}
+"""Counts: a whole float, 4.0, is taken for the integer that it is."""
 _NONE_IS_DEFAULT = {"attention", "method", "padding", "use_cache", "gradient_checkpointing", "trainable", "deepspeed", "zero_init", "world_size", "gpus_per_node", "rank", "allocator"}
 
 
@@ -154,7 +158,8 @@ def _own(name: str, value: Any) -> Any:
         return {"use_reentrant": True, **copied} if name == "gradient_checkpointing" else copied  # torch's default where an object does not say
     if name == "trainable" and isinstance(value, Iterable) and not isinstance(value, str):
         return tuple(value)
-    return scalar(value)
+    value = scalar(value)
+    return int(value) if name in _WHOLE and isinstance(value, float) and value.is_integer() else value
 
 
 def _fill_from_trainer(given: dict[str, Any]) -> None:

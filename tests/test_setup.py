@@ -123,7 +123,7 @@ BAD = {
     "model a list": (job(model=["gpt2"]), "model", "is [\"gpt2\"]; give a name"),
     "micro_batch a text": (job(micro_batch="8"), "micro_batch", "whole number"),
     "micro_batch true": (job(micro_batch=True), "micro_batch", "whole number"),
-    "micro_batch fractional": (job(micro_batch=8.0), "micro_batch", "whole number"),
+    "micro_batch fractional": (job(micro_batch=8.5), "micro_batch", "whole number"),
     "micro_batch zero": (job(micro_batch=0), "micro_batch", "at least 1"),
     "micro_batch negative": (job(micro_batch=-3), "micro_batch", "at least 1"),
     "micro_batch absurd": (job(micro_batch=10**30), "micro_batch", "no machine"),
@@ -342,3 +342,12 @@ def test_checkpointing_without_the_keyword_is_torchs_default():
 
 def test_with_deepspeed_writes_over_what_is_no_object():
     assert Setup(model="gpt2", micro_batch=8, deepspeed={"zero_optimization": True}).with_deepspeed("zero_optimization.stage", 2).deepspeed == {"zero_optimization": {"stage": 2}}
+
+
+@pytest.mark.parametrize("name", ["micro_batch", "sequence", "world_size", "gpus_per_node"])
+def test_a_whole_float_is_an_integer(name):
+    given = Setup.from_job({**MINIMAL, name: 4.0})
+    assert getattr(given, name) == 4 and isinstance(getattr(given, name), int)
+    assert given == Setup.from_job({**MINIMAL, name: 4})
+    with pytest.raises(BadInput, match=name):
+        Setup.from_job({**MINIMAL, name: 4.5})

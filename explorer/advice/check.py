@@ -82,6 +82,8 @@ def _pasted_whole() -> str | None:
         if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
             return None
         text = _content(_STDIN, "text").decode("utf-8-sig", errors="replace")
+    except BadInput:
+        raise  # what was sent is refused, and why is said
     except (OSError, ValueError):
         return None
     return text if text.strip() else None

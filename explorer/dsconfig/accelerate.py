@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from explorer.dsconfig import methods
 from explorer.dsconfig.arguments import NAMES
 from explorer.dsconfig.findings import Finding
 from explorer.dsconfig.parts import Part, take_arguments
@@ -59,6 +60,21 @@ def _loaded(block: str) -> Any:
         return None
 
 
+def _without_deepspeed(part: Part, content: Mapping[str, Any]) -> None:
+    """accelerate's FSDP and DDP: the method, and the nearest ZeRO in DeepSpeed's place."""
+    kind = str(content.get("distributed_type", "")).rpartition(".")[2].upper()
+    precision = str(content.get("mixed_precision", "")).lower()
+    options = content.get("fsdp_config")
+    if kind == "FSDP":
+        options = options if isinstance(options, Mapping) else {}
+        offload = str(options.get("fsdp_offload_params", options.get("offload_params", ""))).lower() == "true"
+        part.job["method"] = "fsdp"
+        part.deepspeed = methods.as_zero(methods.strategy(options), offload, precision, filled=False)
+    elif kind == "MULTI_GPU":
+        part.job["method"] = "ddp"
+        part.deepspeed = methods.as_zero("NO_SHARD", False, precision, filled=False)
+
+
 def _take(part: Part, content: dict[str, Any]) -> None:
     plugin = content.pop("deepspeed_config", None)
     if isinstance(plugin, Mapping):
@@ -70,11 +86,16 @@ def _take(part: Part, content: dict[str, Any]) -> None:
             part.job["zero_init"] = bool(plugin["zero3_init_flag"])
     elif "zero_optimization" in content:
         part.deepspeed, content = content, {}
+    else:
+        _without_deepspeed(part, content)
     processes, machines = content.pop("num_processes", None), content.pop("num_machines", 1)
     if isinstance(processes, int) and processes > 0:
         part.job.update(world_size=processes, gpus_per_node=max(1, processes // (machines if isinstance(machines, int) and machines > 0 else 1)))
     if part.form == "YAML":
-        take_arguments(part, {key: _number(value) for key, value in content.items()})
+        arguments = {key: _number(value) for key, value in content.items()}
+        if arguments.get("bf16") == "auto":  # axolotl: wherever the card has bf16
+            arguments["bf16"] = True
+        take_arguments(part, arguments)
         part.unread = [f for f in part.unread if f.id != "unread"]
 
 

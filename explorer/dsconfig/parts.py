@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from explorer.catalog import catalog_name
+from explorer.dsconfig import lora
 from explorer.dsconfig.arguments import NAMES
 from explorer.dsconfig.findings import Finding
 
@@ -54,8 +55,13 @@ _NOT_MODELLED = {
 def take_arguments(part: Part, given: Mapping[str, Any]) -> None:
     """Arguments by the names that training scripts give them: the Trainer's to `trainer`, the model's and the batch's to the job, the rest told as unread."""
     trainer: dict[str, Any] = {}
+    adapter, read = lora.take(given)
+    if adapter is not None:
+        part.job["lora"] = adapter
     for written, value in given.items():
         name = _RENAMED.get(written, written)
+        if name in read:
+            continue
         if name == "deepspeed":
             _take_config(part, value)
         elif name in NAMES:
