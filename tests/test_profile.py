@@ -9,7 +9,7 @@ import pytest
 from explorer.profile import CATEGORIES, Failure, Host, Peak, PhaseMemory, Profile, Verdict, difference
 
 ANSWER_KEYS = [
-    "schema", "source", "parameters", "trainable_parameters", "peak", "steps", "at_peak", "host", "outside_pytorch_bytes", "verdict", "largest_micro_batch", "provenance", "warmup_steps",
+    "schema", "source", "method", "parameters", "trainable_parameters", "peak", "steps", "at_peak", "host", "outside_pytorch_bytes", "verdict", "largest_micro_batch", "provenance", "warmup_steps",
     "measured_on", "environment", "notes",
 ]
 """The contract's, in its order."""
