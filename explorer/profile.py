@@ -75,6 +75,8 @@ class Verdict:
     """Capacity less peak allocated; negative where it does not fit."""
     failure: Failure | None = None
     why: str = ""
+    retries: float | None = None
+    """Flushes of PyTorch's whole cache (`num_alloc_retries`) in each steady step; None where there is no limit, where memory runs out, and where nobody counted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -190,6 +192,7 @@ def _verdict_json(verdict: Verdict) -> dict[str, Any]:
         "headroom_bytes": verdict.headroom_bytes,
         "failure": None if failure is None else {name: getattr(failure, name) for name in Failure.__slots__},
         "why": verdict.why,
+        "retries": verdict.retries,
     }
 
 

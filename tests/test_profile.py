@@ -36,7 +36,7 @@ def test_the_answer_has_exactly_the_contracts_keys():
     assert all(set(p) == {"phase", "end_allocated_bytes", "peak_allocated_bytes", "peak_reserved_bytes"} for phases in answer["steps"].values() for p in phases)
     assert tuple(answer["at_peak"]) == CATEGORIES
     assert set(answer["host"]) == {"pinned_bytes", "pageable_bytes", "resident_bytes", "peak_bytes", "per_node_bytes"}
-    assert set(answer["verdict"]) == {"answer", "capacity_bytes", "headroom_bytes", "failure", "why"}
+    assert set(answer["verdict"]) == {"answer", "capacity_bytes", "headroom_bytes", "failure", "why", "retries"}
 
 
 FAILED = Verdict(answer="does not fit", capacity_bytes=1000, headroom_bytes=-5, failure=Failure(phase="backward", step="first", requested_bytes=77, text="CUDA out of memory."), why="…")

@@ -12,6 +12,7 @@ from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -206,6 +207,11 @@ class Allocator:
         block[SIZE], block[FREE] = size, True
         insort(pool, (size, address, block))
         return block
+
+    def layout(self) -> tuple[Any, ...]:
+        """What decides where blocks will go, as long as those in use lie where they lie: equal where that is equal."""
+        pools = tuple((key, tuple(entry[:2] for entry in pool)) for key, pool in sorted(self.pools.items()) if pool)
+        return self.reserved, pools, tuple(self.addresses.holes), tuple(self.addresses.starts)
 
     def copy(self, live: Mapping[int, _Block], limits: Sequence[int]) -> tuple[Allocator, dict[int, _Block]]:
         """The same state under other limits, and the copies of the blocks in use."""

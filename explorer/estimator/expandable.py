@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from explorer.estimator.allocator import (
     ADDRESS,
@@ -162,6 +163,10 @@ class Expandable(Allocator):
     def _release_large(self, size: int, key: int) -> bool:
         """Only segments of cudaMalloc go back one by one."""
         return False
+
+    def layout(self) -> tuple[Any, ...]:
+        gaps = tuple((key, tuple((address, gap[SIZE]) for address, gap in gaps)) for key, gaps in sorted(self.gaps.items()))
+        return *super().layout(), gaps
 
     def _cached(self) -> list[_Block]:
         return [*super()._cached(), *(gap for gaps in self.gaps.values() for _, gap in gaps)]

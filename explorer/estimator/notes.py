@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from explorer.dsconfig import methods, versions
-from explorer.estimator import figures, saving
+from explorer.estimator import figures, saving, verdict
 from explorer.estimator.work import Work, with_micro_batch
 from explorer.units import GiB, human
 
@@ -39,6 +39,10 @@ def notes(work: Work) -> tuple[str, ...]:
         said.append("no card is named: attention kernels and cuBLAS's workspace are taken as on Hopper")
     if work.settings.precision == "fp16":
         said.append("fp16 usually skips its first steps for overflow; the first step here is the first one applied")
+    here = work.usages.get(work.capacity.bytes) if work.capacity else None
+    if here is not None and here.failure is None and here.retries:
+        often = verdict.flushing(here)
+        said.append(f"under this limit PyTorch empties its cache {often} (num_alloc_retries) and asks the driver for memory anew: training will be slow")
     return tuple(said)
 
 

@@ -5,6 +5,7 @@ The allocator, the timeline and the naming of a failing request all read this an
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -45,6 +46,27 @@ class Stream:
     order: np.ndarray
     """int64."""
     marks: tuple[Mark, ...]
+
+    @property
+    def steady(self) -> int:
+        """Position in the order where the steady step begins; the order's length where there is none."""
+        return next((mark.start for mark in self.marks if mark.step == "steady"), len(self.order))
+
+    def carried(self) -> dict[int, int]:
+        """Block that the steady step finds and frees → the block of the same bytes, stream and owner that it leaves in its place.
+
+        With them the step can follow on itself: DeepSpeed's rules find what the step before left.
+        """
+        step = self.order[self.steady :]
+        made, freed = step[step > 0], -step[step < 0]
+        found, left = np.setdiff1d(freed, made), np.setdiff1d(made, freed)
+        places: dict[tuple[int, int, str], list[int]] = defaultdict(list)
+        for block in left.tolist():
+            places[self._kind(block)].append(block)
+        return {block: places[self._kind(block)].pop(0) for block in found.tolist()}
+
+    def _kind(self, block: int) -> tuple[int, int, str]:
+        return int(self.bytes[block - 1]), int(self.streams[block - 1]), self.owners[block - 1]
 
 
 _CATEGORY = {name: i for i, name in enumerate(CATEGORIES)}

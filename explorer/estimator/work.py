@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from explorer import allocator_options
@@ -16,6 +15,7 @@ from explorer.estimator.bound import states_bound
 from explorer.estimator.replay import replay
 from explorer.estimator.tape import Tape
 from explorer.estimator.usage import Usage, run_under
+from explorer.estimator.verdict import Capacity
 from explorer.profile import Verdict
 from explorer.setup import Setup
 from explorer.units import GiB, MiB
@@ -27,16 +27,6 @@ DEFAULT_WORKSPACE = 32 * MiB
 NEVER_OVERFLOW = ("causal",)
 """Tasks whose gradients were below 1 at the first step, so that none overflowed at fp16's first loss scale of 65536: of the rows in benchmarks/accuracy
 all 17 of causal language models applied their first step, and all of other tasks at stages 1 to 3 skipped it. A mean over thousands of tokens is small."""
-
-
-@dataclass(frozen=True, slots=True)
-class Capacity:
-    """What PyTorch may reserve, and what its out-of-memory text would say of the card."""
-
-    bytes: int
-    limited: bool
-    total: int
-    outside: int
 
 
 def capacity_of(setup: Setup) -> Capacity | None:
@@ -86,17 +76,16 @@ class Work:
             raise CouldNotRun(f"{error}; {states_bound(self.settings, self.tape, at)}") from None
         self.capacity = capacity_of(setup)
         self.options = options_of(setup.allocator, self.capacity is None or self.capacity.limited)
-        limits = verdict.limits(self.capacity.bytes) if self.capacity else ()
-        self.usages = run_under(self.stream, self.options, (None, *limits), frozenset(self.rules.releases))
+        limits, steps = (self.capacity.limits, self.capacity.steps()) if self.capacity else ((), None)
+        self.usages = run_under(self.stream, self.options, (None, *limits), frozenset(self.rules.releases), steps)
         self.unlimited: Usage = self.usages[None]
 
     @property
     def judged(self) -> tuple[Verdict, Usage]:
         """The verdict, and the usage that reserved figures are read from."""
-        capacity = self.capacity
-        if capacity is None:
+        if self.capacity is None:
             return Verdict(answer=None, why="no GPU card and no capacity is given"), self.unlimited
-        return verdict.judge(self.stream, self.usages, capacity.bytes, capacity.limited, capacity.total, capacity.outside)
+        return verdict.judge(self.stream, self.usages, self.capacity)
 
 
 def with_micro_batch(setup: Setup, micro_batch: int) -> Setup:
