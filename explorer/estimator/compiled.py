@@ -1,10 +1,11 @@
-"""The player compiled: core/allocator.c as WebAssembly, which ships with the package and is run by wasmtime, so that no compiler is needed.
+"""The player compiled: core/allocator.c as WebAssembly, which ships with the package and is run by wasmtime: no compiler is needed.
 
-It does what `player.py` does, event by event, some thirty times as fast. Where wasmtime cannot be imported, Python does it.
+It does what `player.py` does, event by event. Where wasmtime cannot be imported, Python does it.
 """
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import threading
 from collections.abc import Hashable, Sequence
@@ -20,7 +21,8 @@ from explorer.estimator.player import Events, Outcome
 CODE = Path(__file__).parent / "core" / "allocator.wasm"
 _PAGE = 1 << 16
 _FAILED, _PARTING, _FULL = 1, 2, 3
-_REPORT = np.dtype([("position", "<i4"), ("levels", "<i4"), ("flushes", "<i4"), ("keep", "<i4"), ("reserved", "<i8"), ("allocated", "<i8"), ("needed", "<i8")])
+_REPORT = np.dtype([(name, "<i4") for name in ("position", "levels", "flushes", "keep")] + [(name, "<i8") for name in ("reserved", "allocated", "needed")])
+"""The struct Report."""
 
 
 class Full(Exception):
@@ -29,7 +31,8 @@ class Full(Exception):
 
 def plays(options: Options) -> bool:
     """Whether it knows these options, and can run here."""
-    return not options.expandable_segments and not (options.collect_above and options.fraction) and _module() is not None
+    collects = options.collect_above and options.fraction
+    return not options.expandable_segments and not collects and _module() is not None
 
 
 @cache
@@ -75,6 +78,13 @@ def _machine() -> _Machine:
     return _Machine()
 
 
+@atexit.register
+def _close() -> None:
+    """Before Python takes modules apart: wasmtime's objects need its own to be closed."""
+    _machine.cache_clear()
+    _module.cache_clear()
+
+
 class _Run:
     """One stream in the machine's memory, with room for a state per limit."""
 
@@ -90,14 +100,14 @@ class _Run:
         flags = np.zeros(len(events.order), np.uint8)
         flags[[position - 1 for position in events.releases]] = 1
         columns = [events.rounded, events.stream.streams.astype(np.uint8), events.order.astype(np.int32), flags, carried]
-        spaces = [np.dtype(np.int64).itemsize * 2 * (len(events.order) + 2), 4 * (len(events.order) + 2), _REPORT.itemsize, 16]
+        spaces = [16 * (len(events.order) + 2), 4 * (len(events.order) + 2), 16, 4 * 9, _REPORT.itemsize]
         places = [self._space(n) for n in (*(column.nbytes for column in columns), *spaces)]
         self.states = self.at
         machine.grow(self.at + limits * self.state_bytes)
         for column, place in zip(columns, places, strict=False):
             machine.view[place : place + column.nbytes] = column.view(np.uint8)
-        *self.columns, self.carried, self.levels, self.flushes, self.report, self.layout = places
-        self.n_carried = len(carried) // 2
+        *_, self.levels, self.flushes, self.layout, self.itself, self.report = places
+        self.read(self.itself, 9, np.int32)[:] = [*places[:8], len(carried) // 2]  # the struct Run
         self.used = 0
 
     def _space(self, n_bytes: int) -> int:
@@ -145,7 +155,7 @@ class CompiledPlayer:
         run = self.run
         report = run.read(run.report, 1, _REPORT)
         report["keep"] = keep
-        result = run.machine.call("play", self.state, *run.columns, at, end, run.report, run.levels, run.flushes)
+        result = run.machine.call("play", self.state, run.itself, run.report, at, end)
         if result == _FULL:
             raise Full
         position, levels, flushes, _, self.reserved, self.allocated, needed = report[0].tolist()
@@ -158,7 +168,7 @@ class CompiledPlayer:
     def turn(self, ended: bool) -> Hashable:
         """As `Player.turn`, with a hash of 128 bits for the layout."""
         run = self.run
-        run.machine.call("turn", self.state, run.carried, run.n_carried, int(ended), run.layout)
+        run.machine.call("turn", self.state, run.itself, int(ended))
         return run.read(run.layout, 16, np.uint8).tobytes()
 
     def part(self, needed: int) -> CompiledPlayer:

@@ -57,9 +57,9 @@ class Stream:
 
         With them the step can follow on itself: DeepSpeed's rules find what the step before left.
         """
-        step = self.order[self.steady :]
-        made, freed = step[step > 0], -step[step < 0]
-        found, left = np.setdiff1d(freed, made), np.setdiff1d(made, freed)
+        step, made, freed = self.order[self.steady :], *np.zeros((2, len(self.bytes) + 1), bool)
+        made[step[step > 0]] = freed[-step[step < 0]] = True
+        found, left = np.flatnonzero(freed & ~made), np.flatnonzero(made & ~freed)
         places: dict[tuple[int, int, str], list[int]] = defaultdict(list)
         for block in left.tolist():
             places[self._kind(block)].append(block)

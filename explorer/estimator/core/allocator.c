@@ -382,14 +382,29 @@ EXPORT(copy) void copy(State *to, const State *from) {
     move(to->sizes, from->sizes, sizeof(i64) * (u64)from->n_numbers);
 }
 
+/* A stream and where its player writes. */
+typedef struct {
+    const i64 *rounded;
+    const u8 *streams;
+    const i32 *order;
+    const u8 *releases;
+    const i32 *carried;
+    i64 *levels;
+    i32 *flushes;
+    u64 *layout;
+    i32 n_carried;
+} Run;
+
 typedef struct {
     i32 position, n_levels, n_flushes, keep;
     i64 reserved, allocated, needed;
 } Report;
 
 /* Events from `at` to before `end`. What is reserved goes to `levels` as (position, bytes), flushes' positions to `flushes`. */
-EXPORT(play)
-i32 play(State *s, const i64 *rounded, const u8 *streams, const i32 *order, const u8 *releases, i32 at, i32 end, Report *report, i64 *levels, i32 *flushes) {
+EXPORT(play) i32 play(State *s, const Run *run, Report *report, i32 at, i32 end) {
+    const i64 *rounded = run->rounded;
+    const i32 *order = run->order;
+    i64 *levels = run->levels;
     i32 result = DONE, n_levels = 0, n_flushes = 0;
     for (; at < end; at++) {
         i32 event = order[at];
@@ -405,9 +420,9 @@ i32 play(State *s, const i64 *rounded, const u8 *streams, const i32 *order, cons
         }
         i64 size = rounded[event - 1];
         if (!size) continue;
-        if (releases[at]) release(s);
+        if (run->releases[at]) release(s);
         i32 block = 0;
-        result = allocate(s, size, streams[event - 1], &block);
+        result = allocate(s, size, run->streams[event - 1], &block);
         if (result == PARTING || result == FULL) break;
         if (result == DONE) {
             s->live[event - 1] = block;
@@ -419,7 +434,7 @@ i32 play(State *s, const i64 *rounded, const u8 *streams, const i32 *order, cons
             levels[2 * n_levels++ + 1] = s->noted = s->reserved;
         }
         if (s->retries > s->flushes) {
-            flushes[n_flushes++] = at;
+            run->flushes[n_flushes++] = at;
             s->flushes++;
         }
         if (result) break;
@@ -434,8 +449,9 @@ static u64 mixed(u64 hash, u64 value) {
     return hash ^ (hash >> 32);
 }
 
-/* What the step left becomes what the next one finds; two 64-bit numbers that stand for the layout are written to `out`. */
-EXPORT(turn) void turn(State *s, const i32 *carried, i32 n_carried, i32 turned, u64 *out) {
+/* What the step left becomes what the next one finds; two 64-bit numbers that stand for the layout are written to `layout`. */
+EXPORT(turn) void turn(State *s, const Run *run, i32 turned) {
+    const i32 *carried = run->carried, n_carried = run->n_carried;
     for (i32 i = 0; turned && i < n_carried; i++) s->live[carried[2 * i] - 1] = s->live[carried[2 * i + 1] - 1];
     for (i32 which = 0; which < 2; which++) {
         u64 hash = mixed((u64)which * 0x5851f42d4c957f2dull + 1, (u64)s->reserved);
@@ -447,6 +463,6 @@ EXPORT(turn) void turn(State *s, const i32 *carried, i32 n_carried, i32 turned, 
         for (i32 i = 0; i < s->n_holes; i++) hash = mixed(mixed(hash, (u64)s->holes[i].address), (u64)s->holes[i].size);
         for (i32 i = 0; i < s->n_chunks; i++) hash = mixed(hash, (u64)s->starts[i]);
         for (i32 i = 0; i < n_carried; i++) hash = mixed(hash, (u64)s->blocks[s->live[carried[2 * i] - 1]].address);
-        out[which] = hash;
+        run->layout[which] = hash;
     }
 }
