@@ -43,6 +43,8 @@ class Card:
     """What it is called as well. A name that several cards share means the one that lists it without a size, else none."""
     common: bool = False
     """Whether a card known by its size alone is taken for this one first."""
+    has_nvml: bool = True
+    """Whether NVIDIA's management library can be asked for the free memory."""
     outside_source: str = OUTSIDE_SOURCE
 
 
@@ -67,6 +69,7 @@ def _card(name: str, facts: dict) -> Card:
         nccl_bytes=NCCL_BYTES,
         cublas_workspace_bytes=_workspace(capability, amd, cudnn_first),
         source=facts["source"],
+        has_nvml=not amd,
         names=tuple(facts.get("names", ())),
         common=facts.get("common", False),
     )

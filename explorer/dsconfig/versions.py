@@ -28,6 +28,7 @@ class Behaviour(NamedTuple):
 BEHAVIOURS: dict[str, Behaviour] = {
     "bucket-4.5": Behaviour(None, "0.3.17", "reduce buckets are 4.5 times reduce_bucket_size", "#1042, 2021-05-19"),
     "fp32-copy-at-step": Behaviour("0.14.1", "0.16.10", "an offloaded optimizer's fp32 partition visits the GPU whole at each step of stages 1 and 2", "#5301, 2024-04-14; #7309, 2025-05-27"),
+    "flatten-on-cpu": Behaviour(None, "0.18.7", "stages 1 and 2 flatten the weights on the CPU, however much the card has free", "#7828, 2026-02-13"),
     "pageable-offload": Behaviour(None, "0.19.5", "offloaded tensors are not pinned unless pin_memory says so", "#8207, 2026-08-07"),
     "no-clipping": Behaviour(None, "0.19.3", "gradient_clipping is 0 where it is not given", "#8068, 2026-06-23"),
     "plain-linear": Behaviour(None, "0.19.3", "at stage 3, a model not built under zero.Init keeps every linear layer's whole weight from forward to backward", "#8189, 2026-07-31"),

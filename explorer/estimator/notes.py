@@ -7,6 +7,7 @@ from typing import Any
 
 from explorer.dsconfig import methods, versions
 from explorer.estimator import figures, saving, verdict
+from explorer.estimator.rules import flattening
 from explorer.estimator.work import Work, with_micro_batch
 from explorer.units import GiB, human
 
@@ -24,6 +25,8 @@ def notes(work: Work) -> tuple[str, ...]:
     if work.setup.lora is not None and work.settings.stage == 3 and work.settings.precision != "fp32":
         said.append(f"LoRA's adapters are taken in {work.settings.precision}: attach them with autocast_adapter_dtype=False, or at stage 3 peft keeps them, and copies of their inputs, in fp32")
     said.extend(versions.notes(work.setup.deepspeed_version))
+    flattened = flattening.note(work.rules.flattenings, str(versions.read(work.setup.deepspeed_version)), work.device is not None and work.device.assumed)
+    said.extend([flattened] if flattened else [])
     if work.model.in_4_bit:
         said.append("weights in 4 bit are derived from what bitsandbytes stores and allocates, not measured; what loading and quantizing them takes is left out")
     if work.model.in_4_bit and work.settings.stage == 3:

@@ -13,6 +13,7 @@ from explorer.estimator.rules.accumulation import Stage12Fp32
 from explorer.estimator.rules.autocast import Stage12Autocast
 from explorer.estimator.rules.base import Job, Rules
 from explorer.estimator.rules.bf16 import BF16
+from explorer.estimator.rules.flattening import Device
 from explorer.estimator.rules.stage0 import Stage0, Stage0Fused, Stage0Unfused
 from explorer.estimator.rules.stage3 import Stage3
 from explorer.estimator.rules.stage12 import Stage12
@@ -53,10 +54,12 @@ def wrapper(settings: Settings) -> type[Rules]:
     return Stage0Fused if settings.optimizer.implementation == "FusedAdam" else Stage0Unfused
 
 
-def replay(settings: Settings, tape: Tape, lengths: Mapping[str, int | None], workspace_bytes: int, overflows: bool = True) -> tuple[Stream, Rules]:
+def replay(
+    settings: Settings, tape: Tape, lengths: Mapping[str, int | None], workspace_bytes: int, overflows: bool = True, device: Device | None = None,
+) -> tuple[Stream, Rules]:
     """The stream of a first and a steady step, and the rules that wrote it (for their host ledger).
 
-    `overflows`: whether the first loss scale of fp16 is too high for this model.
+    `overflows`: whether the first loss scale of fp16 is too high for this model. `device`: the card, where one is known.
 
     `workspace_bytes`: cuBLAS's workspace, which PyTorch's allocator hands out at the first matrix product and keeps: once for
     the main thread and once for autograd's, since each thread has its own handle (ATen/cuda/CublasHandlePool.cpp).
@@ -64,6 +67,7 @@ def replay(settings: Settings, tape: Tape, lengths: Mapping[str, int | None], wo
     job = Job(
         settings=settings, parameters=tape.model_parameters(lengths.get("patches") or 0), buffers_bytes=tape.buffers_bytes, modules=tape.modules, direct=tape.direct,
         sent_in_16_bit=frozenset(tape.sent_in_16_bit), saved_as_views=frozenset(tape.saved_as_views + (tape.linear_weights if settings.plain_linear else ())), checkpointing=tape.checkpointing,
+        device=device,
     )
     writer = Writer()
     rules = wrapper(settings)(job, writer)

@@ -35,7 +35,7 @@ PLACES: dict[str, dict[str, str]] = {
         "gradient norm in fp64": "get_grads_for_norm",
     },
     STAGE12: {
-        "bit16_groups_flat": "__init__", "partition clone": "__init__", "single_partition_of_fp32_groups": "__init__", "temp_grad_buffer_for_gpu_offload": "__init__",
+        "bit16_groups_flat": "__init__", "empty parameter": "__init__", "partition clone": "__init__", "single_partition_of_fp32_groups": "__init__", "temp_grad_buffer_for_gpu_offload": "__init__",
         "initialize_optimizer_states": "initialize_optimizer_states", "ipg_bucket": "setup_buckets", "gradient clone": "reduce_independent_p_g_buckets_and_remove_grads", "reduce copy": "average_tensor",
         "16-bit copy for the reduction": "average_tensor", "fp32 gradient copy": "_add_full_reduction_to_compact_grad_partition", "grads_in_partition": "copy_grads_in_partition", "averaged_gradients": "_get_compact_grad_partition_buffer",
         "grad_accum": "fill_grad_accum_attribute", "flat_grad_partition": "get_flat_partition", "single_partition_of_fp32_groups.grad": "step", "fp32 partition on its way to 16 bit": "step",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from explorer import allocator_options
@@ -13,6 +14,8 @@ from explorer.estimator import tapes, verdict
 from explorer.estimator.allocator import Options
 from explorer.estimator.bound import states_bound
 from explorer.estimator.replay import replay
+from explorer.estimator.rules import flattening
+from explorer.estimator.rules.flattening import Device
 from explorer.estimator.tape import Tape
 from explorer.estimator.usage import Usage, run_under
 from explorer.estimator.verdict import Capacity
@@ -54,6 +57,15 @@ def options_of(asked: Mapping[str, Any], fraction: bool) -> Options:
     )
 
 
+def device_of(setup: Setup) -> Device | None:
+    """The card whose free memory DeepSpeed asks for. A limit on what PyTorch may reserve changes nothing of it; where no card is named it is taken for the card's size."""
+    capacity, card = capacity_of(setup), find_card(setup.gpu) if setup.gpu else None
+    if capacity is None:
+        return None
+    options = options_of(setup.allocator, capacity.limited)
+    return Device(total_bytes=capacity.total, outside_bytes=capacity.outside, has_nvml=card is None or card.has_nvml, options=options, assumed=card is None)
+
+
 class Work:
     """One replay and what is read off it."""
 
@@ -70,8 +82,9 @@ class Work:
         workspace = self.card.cublas_workspace_bytes if self.card else DEFAULT_WORKSPACE
         at = {"batch": self.lengths.micro_batch, "sequence": self.lengths.sequence, "target_sequence": self.lengths.target_sequence, "patches": self.lengths.patches}
         self.patches = self.lengths.patches or 0
+        self.device = device_of(setup)
         try:
-            self.stream, self.rules = replay(self.settings, self.tape, at, workspace, overflows=self.model.task not in NEVER_OVERFLOW)
+            self.stream, self.rules = replay(self.settings, self.tape, at, workspace, overflows=self.model.task not in NEVER_OVERFLOW, device=self.device)
         except CouldNotRun as error:
             raise CouldNotRun(f"{error}; {states_bound(self.settings, self.tape, at)}") from None
         self.capacity = capacity_of(setup)
@@ -85,7 +98,14 @@ class Work:
         """The verdict, and the usage that reserved figures are read from."""
         if self.capacity is None:
             return Verdict(answer=None, why="no GPU card and no capacity is given"), self.unlimited
-        return verdict.judge(self.stream, self.usages, self.capacity)
+        answer, usage = verdict.judge(self.stream, self.usages, self.capacity)
+        return self._sized(answer), usage
+
+    def _sized(self, answer: Verdict) -> Verdict:
+        """No "fits" that hangs on a card's size which nobody gave: a larger card under the same limit has room to flatten on the GPU, and the limit has not."""
+        if answer.answer != "fits" or not (self.device.assumed and flattening.asked_in_vain(self.rules.flattenings)):
+            return answer
+        return replace(answer, answer="tight", why=f"{answer.why}; {flattening.UNSURE}")
 
 
 def with_micro_batch(setup: Setup, micro_batch: int) -> Setup:

@@ -8,6 +8,7 @@ from math import ceil
 
 from explorer.dsconfig import Settings
 from explorer.errors import BadInput
+from explorer.estimator.rules.flattening import Device, Flattening
 from explorer.estimator.stream import COMPUTE, REDUCE, Writer
 from explorer.estimator.tape import Parameter
 from explorer.units import power_of_two
@@ -34,6 +35,8 @@ class Job:
     """Parameters of which autograd saves a view."""
     checkpointing: str = "none"
     """As in a tape's key."""
+    device: Device | None = None
+    """The card, where one is known."""
 
     @property
     def trainable(self) -> tuple[int, ...]:
@@ -57,6 +60,8 @@ class Host:
     pageable_bytes: int = 0
     transient_bytes: int = 0
     """The most that lives on top of both while DeepSpeed starts."""
+    earlier_bytes: int = 0
+    """The most at a moment before all of both was there."""
     late_bytes: int = 0
     """Of the ordinary ones, those that the first step makes, when start-up's are gone."""
     owners: list[str] = field(default_factory=list)
@@ -80,7 +85,7 @@ class Host:
     def peak_bytes(self) -> int:
         """The most at any moment: start-up with what it holds for a moment, or everything later."""
         everything = self.pinned_bytes + self.pageable_bytes
-        return max(everything, everything - self.late_bytes + self.transient_bytes)
+        return max(everything, everything - self.late_bytes + self.transient_bytes, self.earlier_bytes)
 
     def put(self, n_bytes: int, owner: str, pinned: bool) -> None:
         """Pinned or ordinary, as the config says."""
@@ -89,6 +94,10 @@ class Host:
     def passing(self, n_bytes: int) -> None:
         """A block that start-up holds for a moment."""
         self.transient_bytes = max(self.transient_bytes, n_bytes)
+
+    def passing_now(self, n_bytes: int) -> None:
+        """A block that is gone before anything else is held."""
+        self.earlier_bytes = max(self.earlier_bytes, self.pinned_bytes + self.pageable_bytes + n_bytes)
 
 
 class Rules:
@@ -103,6 +112,8 @@ class Rules:
         self.job, self.settings, self.writer = job, job.settings, writer
         self.host = Host()
         self.releases: set[int] = set()
+        self.flattenings: list[Flattening] = []
+        """Of each parameter group, where DeepSpeed asks the card about it."""
         self.states: list[int] | None = None
         """Optimizer states' blocks, once they exist."""
         self.has_maps = False

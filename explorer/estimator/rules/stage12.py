@@ -7,6 +7,7 @@ Gradients pass through a bucket: a rank keeps those of its own parameters (whole
 from __future__ import annotations
 
 from explorer.estimator.rules.base import Job, Rules, partition
+from explorer.estimator.rules.flattening import decide
 from explorer.estimator.stream import Writer
 
 
@@ -103,7 +104,12 @@ class Stage12(Rules):
 
     def _flatten(self, group: Group, blocks: dict[int, int]) -> None:
         w, s = self.writer, self.model_bytes
-        w.allocate(s * group.own * self.settings.world_size, "parameters", "bit16_groups_flat")
+        flat_bytes = s * group.own * self.settings.world_size
+        way = decide(flat_bytes, self.job.device, self.settings.behaviours, w, self.releases)
+        self.flattenings.append(way)
+        if not way.on_gpu:
+            self._to_cpu(group, blocks, flat_bytes)
+        w.allocate(flat_bytes, "parameters", "bit16_groups_flat")
         w.free(*(blocks[i] for i in group.parameters))
         clone = w.allocate(s * group.own, "temporary", "partition clone")
         if self.offload:
@@ -114,6 +120,15 @@ class Stage12(Rules):
         else:
             group.master = w.allocate(4 * group.own, "optimizer", "single_partition_of_fp32_groups")
             w.free(clone)
+
+    def _to_cpu(self, group: Group, blocks: dict[int, int], flat_bytes: int) -> None:
+        """Weights leave the GPU one by one, each for a tensor of one element, and the flat copy is made of the host's."""
+        for i in group.parameters:
+            placeholder = self.writer.allocate(4, "parameters", "empty parameter")
+            self.writer.free(blocks[i])
+            blocks[i] = placeholder
+        self.empty_cache()
+        self.host.passing_now(self.model_bytes * self.numel(group.parameters) + flat_bytes)
 
     def _init_host(self) -> None:
         s, pinned = self.model_bytes, self.settings.offload_optimizer.pin_memory
