@@ -19,12 +19,14 @@ def job(stage: int, version: str | None, zero: dict | None = None, **more) -> Se
 @pytest.mark.parametrize(
     ("release", "names"),
     [
-        ("0.3.10", {"bucket-4.5", "flatten-on-cpu", "pageable-offload", "no-clipping", "plain-linear"}),
-        ("0.3.17", {"flatten-on-cpu", "pageable-offload", "no-clipping", "plain-linear"}),
-        ("0.14.0", {"flatten-on-cpu", "pageable-offload", "no-clipping", "plain-linear"}),
-        ("0.14.1", {"flatten-on-cpu", "fp32-copy-at-step", "pageable-offload", "no-clipping", "plain-linear"}),
-        ("0.16.9", {"flatten-on-cpu", "fp32-copy-at-step", "pageable-offload", "no-clipping", "plain-linear"}),
-        ("0.16.10", {"flatten-on-cpu", "pageable-offload", "no-clipping", "plain-linear"}),
+        ("0.3.10", {"all-gather-copies", "bucket-4.5", "flatten-on-cpu", "pageable-offload", "no-clipping", "plain-linear"}),
+        ("0.3.17", {"all-gather-copies", "flatten-on-cpu", "pageable-offload", "no-clipping", "plain-linear"}),
+        ("0.8.3", {"all-gather-copies", "one-dtype", "bf16-optimizer-at-stage-0", "flatten-on-cpu", "pageable-offload", "no-clipping", "plain-linear"}),
+        ("0.12.3", {"all-gather-copies", "bf16-optimizer-at-stage-0", "flatten-on-cpu", "pageable-offload", "no-clipping", "plain-linear"}),
+        ("0.14.0", {"bf16-optimizer-at-stage-0", "flatten-on-cpu", "pageable-offload", "no-clipping", "plain-linear"}),
+        ("0.14.1", {"bf16-optimizer-at-stage-0", "flatten-on-cpu", "fp32-copy-at-step", "pageable-offload", "no-clipping", "plain-linear"}),
+        ("0.16.9", {"bf16-optimizer-at-stage-0", "flatten-on-cpu", "fp32-copy-at-step", "pageable-offload", "no-clipping", "plain-linear"}),
+        ("0.16.10", {"bf16-optimizer-at-stage-0", "flatten-on-cpu", "pageable-offload", "no-clipping", "plain-linear"}),
         ("0.18.6", {"flatten-on-cpu", "pageable-offload", "no-clipping", "plain-linear"}),
         ("0.18.7", {"pageable-offload", "no-clipping", "plain-linear"}),
         ("0.19.3", {"pageable-offload"}),
@@ -91,3 +93,54 @@ def test_plain_linear_layers_keep_their_gathered_weights():
 def test_an_old_version_is_told_of():
     [note] = versions.notes("0.14.4")
     assert "0.14.4" in note and "fp32 partition" in note and versions.RULES in note
+
+
+@pytest.mark.parametrize("bucket", [None, 200_000_000])
+@pytest.mark.parametrize("stage", [1, 2])
+def test_the_copy_of_an_all_gather(stage, bucket):
+    """0.8.3 gathers the weights through a copy of about allgather_bucket_size elements; 0.12.4 in place."""
+    zero = {} if bucket is None else {"allgather_bucket_size": bucket}
+    llama = {"model": "meta-llama/Llama-3.2-1B", "world_size": 8, "micro_batch": 1, "sequence": 128}
+    offload = {"offload_optimizer": {"device": "cpu"}}
+    old, new = (estimate(job(stage, release, {**zero, **offload}, **llama), largest=False) for release in ("0.8.3", "0.12.4"))
+    step, later = (p.phase("steady", "step").peak_allocated_bytes for p in (old, new))
+    assert step - later == pytest.approx(2 * (bucket or 617_907_200), rel=0.05)  # 1,235,814,400 weights in two pieces
+    in_place = any("gathers into the flat parameter buffer in place" in n for n in new.notes)
+    assert in_place is (bucket is not None) and not any("in place" in n for n in old.notes)
+
+
+def test_a_model_smaller_than_the_bucket_is_copied_whole():
+    old, new = (estimate(job(2, release, {"offload_optimizer": {"device": "cpu"}}, world_size=2), largest=False) for release in ("0.12.3", "0.12.4"))
+    step, later = (p.phase("steady", "step").peak_allocated_bytes for p in (old, new))
+    assert step - later == pytest.approx(2 * old.parameters, rel=0.01)
+
+
+def bf16(stage: int, version: str | None, accumulation: str | None = None) -> Setup:
+    types = {"data_types": {"grad_accum_dtype": accumulation}} if accumulation else {}
+    config = {"bf16": {"enabled": True}, "zero_optimization": {"stage": stage}, "optimizer": {"type": "AdamW"}, **types}
+    return Setup.from_job({**GPT2, "deepspeed_version": version, "world_size": 4, "deepspeed": config})
+
+
+@pytest.mark.parametrize("release", ["0.8.3", "0.17.5"])
+def test_bf16_at_stage_0_had_an_optimizer_of_its_own(release):
+    """fp32 gradients of everything, and a quarter of the masters and states on each of four GPUs."""
+    old = estimate(bf16(0, release), largest=False)
+    held = old.phase("steady", "forward").at_peak
+    assert held["gradients"] == pytest.approx(4 * old.parameters, rel=0.02)
+    assert held["optimizer"] == pytest.approx(12 * old.parameters / 4, rel=0.02)
+    new = estimate(bf16(0, "0.17.6"), largest=False)
+    assert new.phase("steady", "forward").at_peak["optimizer"] == pytest.approx(12 * old.parameters, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("release", "stage", "accumulation"),
+    [("0.8.3", 2, "fp32"), ("0.9.5", 3, "fp32"), ("0.10.0", 1, "fp16"), ("0.17.5", 0, "bf16")],
+)
+def test_what_a_release_refuses_of_the_gradients_dtype(release, stage, accumulation):
+    with pytest.raises(BadInput, match=rf"grad_accum_dtype: is {accumulation}.*{release} refuses"):
+        resolve(bf16(stage, release, accumulation))
+
+
+@pytest.mark.parametrize(("release", "stage", "accumulation"), [("0.8.3", 1, "fp32"), ("0.10.1", 2, "fp32"), ("0.17.6", 0, "bf16")])
+def test_what_it_takes(release, stage, accumulation):
+    assert resolve(bf16(stage, release, accumulation)).grad_accum_dtype == accumulation

@@ -104,8 +104,10 @@ def _buckets(settings: Settings, profile: Profile) -> Iterator[Candidate]:
         yield Candidate("smaller-buckets", 2, "more and smaller reductions, which no longer overlap the backward", lambda s: changes.buckets(s, size))
     if settings.stage == 3 and settings.reduce_bucket_size > SMALL_BUCKET:
         yield Candidate("smaller-buckets", 2, "more and smaller reductions", lambda s: changes.reduce_bucket(s, size))
-    if settings.stage in (1, 2) and "allgather_bucket_size" in zero:
-        yield Candidate("smaller-allgather-bucket", 2, "nothing: DeepSpeed no longer makes this buffer", lambda s: changes.allgather_bucket(s, SMALL_BUCKET))
+    gathers_in_place = "all-gather-copies" not in settings.behaviours
+    if settings.stage in (1, 2) and ("allgather_bucket_size" in zero or not gathers_in_place):
+        cost = "nothing: DeepSpeed no longer makes this buffer" if gathers_in_place else "a few more messages after each step"
+        yield Candidate("smaller-allgather-bucket", 2, cost, lambda s: changes.allgather_bucket(s, SMALL_BUCKET))
     if settings.stage == 3 and settings.max_live_parameters > _FEW_LIVE and profile.at_peak.get("gathered", 0) > _WORTH_NAMING * profile.peak.allocated_bytes:
         yield Candidate("fewer-live-parameters", 3, "less prefetching, and weights gathered again for each use", lambda s: changes.live_parameters(s, _FEW_LIVE))
 

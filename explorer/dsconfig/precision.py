@@ -51,15 +51,16 @@ def of_autocast(config: Mapping[str, Any], precision: Precision) -> Literal["fp1
     return dtype
 
 
-def of_accumulation(config: Mapping[str, Any], precision: Precision) -> Precision:
-    """The type that gradients are added up in, by `data_types`, whose other types must suit the weights."""
+def of_accumulation(config: Mapping[str, Any], precision: Precision, default: Precision) -> Precision:
+    """The type that gradients are added up in, by `data_types`, whose other types must suit the weights; `default` where it does not say."""
     types = config.get("data_types", {})
     kinds = {}
     for key in ("grad_accum_dtype", "param_dtype", "buffer_dtype"):
         written = types.get(key)
         if written is not None and (not isinstance(written, str) or written not in _DTYPES):
             raise BadInput(f"deepspeed.data_types.{key}", f"is {shown(written)}; choose fp32, fp16 or bf16")
-        kinds[key] = precision if written is None else _DTYPES[written]
+        unsaid = default if key == "grad_accum_dtype" else precision
+        kinds[key] = unsaid if written is None else _DTYPES[written]
     if kinds["param_dtype"] != precision:
         raise BadInput("deepspeed.data_types.param_dtype", f"is {kinds['param_dtype']} while the weights are {precision}, which DeepSpeed refuses; enable {kinds['param_dtype']}, or leave it out")
     return kinds["grad_accum_dtype"]

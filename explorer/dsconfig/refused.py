@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from explorer.dsconfig.keys import read_bool, read_section
@@ -17,6 +17,15 @@ def check_removed(zero: Any) -> None:
     for key, way_out in REMOVED_ZERO.items():
         if isinstance(zero, Mapping) and key in zero:
             raise BadInput(f"{_ZERO}.{key}", f"was removed from DeepSpeed, and 0.19.8 refuses it; {way_out}")
+
+
+def check_release(written: str | None, behaviours: Collection[str], stage: int, precision: str, accumulation: str) -> None:
+    """What the release named refuses of the gradients' dtype and later ones take (runtime/engine.py, `_do_optimizer_sanity_check`)."""
+    key = "deepspeed.data_types.grad_accum_dtype"
+    if "one-dtype" in behaviours and stage and accumulation != precision and (stage, precision, accumulation) != (1, "bf16", "fp32"):
+        raise BadInput(key, f"is {accumulation} with {precision} weights, which DeepSpeed {written} refuses at stage {stage}; leave it out, or take 0.10.1 or later")
+    if "bf16-optimizer-at-stage-0" in behaviours and not stage and precision == accumulation == "bf16":
+        raise BadInput(key, f"is bf16, which DeepSpeed {written} refuses at stage 0; leave it out, or take stage 1, 2 or 3")
 
 
 def check_combinations(config: Mapping[str, Any], zero: Mapping[str, Any], *, precision: str, accumulation: str, clipping: float, offload: str | None) -> None:

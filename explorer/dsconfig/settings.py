@@ -20,7 +20,7 @@ from explorer.dsconfig.keys import ALIASES, OFFLOAD_OPTIMIZER, OFFLOAD_PARAM, ZE
 from explorer.dsconfig.optimizer import Optimizer
 from explorer.dsconfig.optimizers import choose
 from explorer.dsconfig.precision import Precision, of_accumulation, of_autocast, of_weights
-from explorer.dsconfig.refused import check_combinations, check_removed
+from explorer.dsconfig.refused import check_combinations, check_release, check_removed
 from explorer.errors import BadInput, shown
 from explorer.setup import Setup
 
@@ -60,6 +60,8 @@ class Settings:
     """GPUs that ZeRO divides over: the job's `data_parallel_size` where it gives one."""
     rank: int
     reduce_bucket_size: int
+    allgather_bucket_size: int
+    """Of the releases that gather through a copy."""
     overlap_comm: bool
     contiguous_gradients: bool
     reduce_scatter: bool
@@ -113,14 +115,15 @@ def resolve(setup: Setup) -> Settings:
         raise BadInput("deepspeed.zero_optimization.stage", f"is {stage}; choose 0, 1, 2 or 3")
     overlap = zero["overlap_comm"] = stage == 3 if zero["overlap_comm"] is None else zero["overlap_comm"]
     precision = of_weights(config)
-    accumulation = of_accumulation(config, precision)
+    accumulation = of_accumulation(config, precision, _accumulates_in(precision, stage, behaviours))
+    check_release(setup.deepspeed_version, behaviours, stage, precision, accumulation)
     autocast = of_autocast(config, precision)
     clipping = _clipping(config, 0.0 if "no-clipping" in behaviours else 1.0)
     offload_optimizer, offload_param = _offloads(zero, stage, findings, pinned="pageable-offload" not in behaviours)
     device = offload_optimizer.device if offload_optimizer else None
     check_combinations(config, zero, precision=precision, accumulation=accumulation, clipping=clipping, offload=device)
     check_card(setup, precision, autocast)
-    _ignored(config, stage, findings)
+    _ignored(config, stage, findings, gathers_in_place="all-gather-copies" not in behaviours)
     findings.extend(disagreements(config, setup))
     remade = (stage > 0 or precision != "fp32") and not (stage == 3 and setup.zero_init)
     choice = choose(config, setup.trainer, stage=stage, offloaded=offload_optimizer is not None, remade=remade)
@@ -154,7 +157,7 @@ def resolve(setup: Setup) -> Settings:
         findings=tuple(findings),
         not_modelled=missing,
         notes=tuple(notes),
-        **{k: zero[k] for k in ("reduce_bucket_size", "contiguous_gradients", "reduce_scatter", "round_robin_gradients", "parameter_alignment", "sub_group_size")},
+        **{k: zero[k] for k in ("reduce_bucket_size", "allgather_bucket_size", "contiguous_gradients", "reduce_scatter", "round_robin_gradients", "parameter_alignment", "sub_group_size")},
     )
 
 
@@ -189,11 +192,16 @@ def _offload(section: Mapping[str, Any]) -> Offload | None:
     return Offload(**{k: section[k] for k in ("device", "pin_memory", "nvme_path", "buffer_count", "buffer_size", "max_in_cpu") if k in section})
 
 
-def _ignored(config: Mapping[str, Any], stage: int, findings: list[Finding]) -> None:
+def _accumulates_in(precision: Precision, stage: int, behaviours: frozenset[str]) -> Precision:
+    """The type that gradients are added up in where the config does not say (runtime/engine.py, `get_data_types`)."""
+    return "fp32" if stage == 0 and precision == "bf16" and "bf16-optimizer-at-stage-0" in behaviours else precision
+
+
+def _ignored(config: Mapping[str, Any], stage: int, findings: list[Finding], gathers_in_place: bool) -> None:
     for key in config["zero_optimization"]:
         if stage != 3 and (key.startswith("stage3_") or key in STAGE3_ONLY or key in ALIASES):
             findings.append(Finding(id="stage3-key-ignored", key=f"zero_optimization.{key}", text=f"has no effect at stage {stage}"))
-        if key in ("allgather_bucket_size", "allgather_partitions"):
+        if key == "allgather_partitions" or (key == "allgather_bucket_size" and gathers_in_place):
             findings.append(Finding(id="allgather-key-ignored", key=f"zero_optimization.{key}", text="no longer changes memory: DeepSpeed gathers into the flat parameter buffer in place"))
     if config.get("activation_checkpointing"):
         findings.append(Finding(id="activation-checkpointing-ignored", key="activation_checkpointing", text="is for models that call deepspeed.checkpointing, and Hugging Face's do not: it does nothing; set gradient_checkpointing instead"))

@@ -47,6 +47,8 @@ def wrapper(settings: Settings) -> type[Rules]:
             raise CouldNotRun(f"data_types.grad_accum_dtype {settings.grad_accum_dtype} with {settings.precision} weights is not modelled; leave it out, or run the probe")
         on_cpu = settings.offload_optimizer is not None and settings.offload_optimizer.device == "cpu"
         return BF16 if settings.stage == 1 and settings.precision == "bf16" and not on_cpu else Stage12Fp32
+    if settings.precision == "bf16" and settings.grad_accum_dtype == "fp32" and "bf16-optimizer-at-stage-0" in settings.behaviours:
+        return BF16
     if settings.grad_accum_dtype != settings.precision:
         raise BadInput("deepspeed.data_types.grad_accum_dtype", f"is {settings.grad_accum_dtype} with {settings.precision} weights, which DeepSpeed does not implement at stage 0; leave it out, or choose a stage of 1 to 3")
     if settings.precision == "fp32":

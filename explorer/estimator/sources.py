@@ -18,6 +18,7 @@ from explorer.profile import CATEGORIES, Source
 ENGINE, BASE = "runtime/engine.py", "runtime/base_optimizer.py"
 PARTITION, COORDINATOR = "runtime/zero/partition_parameters.py", "runtime/zero/partitioned_param_coordinator.py"
 STAGE12, STAGE3 = "runtime/zero/stage_1_and_2.py", "runtime/zero/stage3.py"
+UTILS = "runtime/utils.py"
 FUSED, UNFUSED, BF16 = "runtime/fp16/fused_optimizer.py", "runtime/fp16/unfused_optimizer.py", "runtime/bf16_optimizer.py"
 
 PLACES: dict[str, dict[str, str]] = {
@@ -41,6 +42,7 @@ PLACES: dict[str, dict[str, str]] = {
         "grad_accum": "fill_grad_accum_attribute", "flat_grad_partition": "get_flat_partition", "single_partition_of_fp32_groups.grad": "step", "fp32 partition on its way to 16 bit": "step",
         "gradient norm in fp64": "get_grad_norm_direct", "optimizer states": "_optimizer_step", "optimizer temporaries": "_optimizer_step",
     },
+    UTILS: {"all-gather copy": "all_gather_dp_groups"},
     STAGE3: {
         "lp_param_buffer": "_create_fp16_partitions_with_defragmentation", "fp32 conversion": "_create_fp32_partitions", "fp32_partitioned_groups_flat": "_create_fp32_partitions", "initialize_optimizer_states": "initialize_optimizer_states",
         "ipg_bucket": "_setup_for_real_optimizer", "grad_partitions_flat_buffer": "_setup_for_real_optimizer", "reduce-scatter input": "__avg_scatter_grads", "share in the accumulation dtype": "partition_grads", "gradient share": "partition_grads",
@@ -58,7 +60,7 @@ _NUMBER = re.compile(r"\.\d+(?=\.|$)")
 
 def place(rules: Rules, category: str, owner: str) -> str:
     """DeepSpeed's file and function that make a buffer of this name; the file alone for a parameter's own block."""
-    for file in (rules.source, ENGINE, COORDINATOR):
+    for file in (rules.source, ENGINE, COORDINATOR, UTILS):
         function = PLACES[file].get(owner)
         if function is not None:
             return f"{file}, {function}"

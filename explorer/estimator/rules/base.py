@@ -201,6 +201,21 @@ class Rules:
         blocks = [self.writer.allocate(4 * n, "temporary", "optimizer temporaries") for _ in range(count) for n in sizes]
         self.writer.free(*reversed(blocks))
 
+    def gather_copies(self, partitions: Sequence[int]) -> None:
+        """What old releases' all-gather of the weights takes on top: torch's `all_gather` into a list fills one flat copy of all ranks' pieces.
+
+        `partitions`: elements of a rank's partition of each group; a piece has at most about `allgather_bucket_size` elements
+        of all ranks together, the last one a little more (runtime/utils.py, `all_gather_dp_groups`, 0.8.3).
+        """
+        if "all-gather-copies" not in self.settings.behaviours:
+            return
+        n = self.settings.world_size
+        for own in partitions:
+            count = max(1, own * n // max(1, self.settings.allgather_bucket_size))
+            piece = own // count // 2 * 2
+            for elements in {piece, own - (count - 1) * piece}:
+                self.writer.transient(self.model_bytes * elements * n, "all-gather copy")
+
     def norms(self, sizes: Sequence[int], stream: int = COMPUTE) -> None:
         """The gradient norm, tensor by tensor in fp64 (runtime/zero/utils.py, `get_norm_dtype`)."""
         for n in sizes:

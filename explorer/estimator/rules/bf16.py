@@ -63,3 +63,4 @@ class BF16(Rules):
             self.optimizer_temporaries([group.own], decays=group is self.groups[0])
         self.writer.free(*(self.gradients[i] for group in self.groups for i in group.parameters if i in self.gradients))
         self.gradients = {}
+        self.gather_copies([group.own for group in self.groups])

@@ -288,6 +288,7 @@ class Stage12(Rules):
             if "fp32-copy-at-step" in self.settings.behaviours:
                 for group in self.groups:
                     self.writer.transient(4 * group.own, "fp32 partition on its way to 16 bit")
+            self.gather_copies([group.own for group in self.groups])
             return
         for group in self.groups:
             self.norms([group.owned[i] for i in sorted(group.owned)])
@@ -302,6 +303,7 @@ class Stage12(Rules):
                 self.states += self.optimizer_states([group.own])
             self.optimizer_temporaries([group.own], decays=group is self.groups[0])
             self.writer.free(fp32)
+        self.gather_copies([group.own for group in self.groups])
 
     def skipped_step(self) -> None:
         """Gradients alone go: no norm is taken."""
