@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Category = Literal["parameters", "gradients", "optimizer", "activations", "gathered", "comm_buffers", "temporary", "unexplained"]
-Phase = Literal["init", "forward", "backward", "step"]
+Phase = Literal["init", "forward", "backward", "step", "eval", "save"]
 Step = Literal["first", "steady"]
 Answer = Literal["fits", "tight", "does not fit"]
 
 CATEGORIES: tuple[Category, ...] = ("parameters", "gradients", "optimizer", "activations", "gathered", "comm_buffers", "temporary", "unexplained")
-PHASES: tuple[Phase, ...] = ("init", "forward", "backward", "step")
+PHASES: tuple[Phase, ...] = ("init", "forward", "backward", "step", "eval", "save")
 SCHEMA = 1
 
 
@@ -101,7 +101,7 @@ class Profile:
     trainable_parameters: int
     peak: Peak
     steps: Mapping[str, tuple[PhaseMemory, ...]]
-    """"first" has init, forward, backward, step; "steady" the last three."""
+    """"first" has init, forward, backward, step; "steady" the last three, and eval and save where the job has them."""
     at_peak: Mapping[str, int]
     """Category → bytes at the allocated peak; every category of CATEGORIES, summing to `peak.allocated_bytes`."""
     host: Host

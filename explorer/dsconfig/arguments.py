@@ -24,6 +24,10 @@ torch_empty_cache_steps trackio_bucket_id trackio_space_id trackio_static_space_
 """.split())
 """Every field of TrainingArguments, transformers 5.17.0."""
 
+OWN_ARGUMENTS = frozenset(("compute_metrics", "eval_samples"))
+"""Keys of a job's `trainer` part that are no TrainingArguments: whether the Trainer is given `compute_metrics`, and how many
+samples it evaluates, of all GPUs together."""
+
 _SWITCH = Key("bool", None)
 _READ = {
     **dict.fromkeys(("bf16", "fp16", "bf16_full_eval", "fp16_full_eval", "gradient_checkpointing", "use_cache", "torch_compile", "use_liger_kernel", "full_determinism", "use_cpu"), _SWITCH),
@@ -51,7 +55,7 @@ def check_arguments(setup: Setup) -> None:
     if trainer is None:
         return
     for name, value in trainer.items():
-        if name not in NAMES:
+        if name not in NAMES and name not in OWN_ARGUMENTS:
             raise BadInput(f"trainer.{name}", f"is not an argument of transformers 5.17.0's TrainingArguments{nearest(name, NAMES) or '; leave it out'}")
         if name in ("per_device_train_batch_size", "gradient_accumulation_steps"):
             read_count(value, f"trainer.{name}")

@@ -29,6 +29,7 @@ def categories_at(stream: Stream, usage: Usage, position: int) -> dict[str, int]
 def steps(stream: Stream, usage: Usage, limited: Usage) -> dict[str, tuple[PhaseMemory, ...]]:
     """Step → its phases in order; what is reserved is read from `limited`."""
     phases = {"first": ("init", "forward", "backward", "step"), "steady": ("forward", "backward", "step")}
+    phases["steady"] += tuple(m.phase for m in stream.marks if m.phase in ("eval", "save"))
     return {step: tuple(_phase(stream, usage, limited, step, phase) for phase in phases[step]) for step in phases}
 
 
@@ -73,8 +74,11 @@ def host(rules: Rules, setup: Setup) -> Host:
     held = rules.host
     resident = held.pinned_bytes + held.pageable_bytes + PROCESS_BYTES + NCCL_BYTES
     processes = min(setup.world_size, setup.gpus_per_node)
-    most = held.peak_bytes + PROCESS_BYTES + NCCL_BYTES
-    return Host(pinned_bytes=held.pinned_bytes, pageable_bytes=held.pageable_bytes, resident_bytes=resident, peak_bytes=most, per_node_bytes=most * processes)
+    first, other = (held.peak_of(saves) + PROCESS_BYTES + NCCL_BYTES for saves in (True, held.every_rank_saves))
+    return Host(
+        pinned_bytes=held.pinned_bytes, pageable_bytes=held.pageable_bytes, resident_bytes=resident,
+        peak_bytes=other if setup.rank else first, per_node_bytes=first + other * (processes - 1),
+    )
 
 
 def curve(stream: Stream, usage: Usage) -> tuple[timeline.Curve, timeline.Phases]:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from explorer.dsconfig import methods, versions
 from explorer.estimator import figures, saving, verdict
 from explorer.estimator.rules import flattening
-from explorer.estimator.work import Work, with_micro_batch
+from explorer.estimator.work import Work
 from explorer.units import GiB, human
-
-_EVALUATED = 8
-"""The Trainer's own per_device_eval_batch_size."""
 
 
 def notes(work: Work) -> tuple[str, ...]:
@@ -31,8 +27,9 @@ def notes(work: Work) -> tuple[str, ...]:
         said.append("weights in 4 bit are derived from what bitsandbytes stores and allocates, not measured; what loading and quantizing them takes is left out")
     if work.model.in_4_bit and work.settings.stage == 3:
         said.append(f"stage 3 divides 4-bit weights only where bnb_4bit_quant_storage is of the model's dtype ({work.settings.precision}), and transformers builds such a model without zero.Init: both are taken so")
-    if saving.gathers(work.settings):
-        said.append(saving.note(work.settings, work.tape, work.patches))
+    if work.save is not None:
+        saved = saving.note(work.save, work.settings, work.tape, work.patches, work.setup.lora is not None)
+        said.extend([saved] if saved else [])
     if work.setup.attention == "flash_attention_2":
         said.append("flash_attention_2 is taken as PyTorch's own flash kernel")
     host, asked = figures.host(work.rules, work.setup).per_node_bytes, work.setup.host_ram_gib
@@ -49,19 +46,26 @@ def notes(work: Work) -> tuple[str, ...]:
     return tuple(said)
 
 
-def _evaluation(work: Work) -> list[str]:
-    """What a pass without gradients takes at most: a training forward of its batch keeps all that it keeps, and more."""
-    trainer = work.setup.trainer
-    if not _evaluates(trainer):
-        return []
-    samples = trainer.get("per_device_eval_batch_size", _EVALUATED)
-    other = Work(with_micro_batch(work.setup, samples), None)
-    marks = [m for m in other.stream.marks if (m.step, m.phase) == ("steady", "forward")]
-    most = max(int(other.unlimited.allocated[m.start : m.end + 1].max()) for m in marks)
-    kept = "" if trainer.get("prediction_loss_only") else "; the predictions it collects come on top, on the GPU until eval_accumulation_steps moves them to the host"
-    return [f"an evaluation of {samples} samples a GPU (per_device_eval_batch_size) is no part of the step; it takes {human(most)} at most, as a training forward of them would{kept}"]
-
-
-def _evaluates(trainer: Mapping[str, Any]) -> bool:
-    """Whether the Trainer evaluates while it trains (transformers/training_args.py)."""
-    return trainer.get("eval_strategy", "no") not in ("no", None) or bool(trainer.get("do_eval")) or bool(trainer.get("eval_on_start"))
+def _evaluation(work: Work) -> Iterator[str]:
+    """What the phase "eval" stands for, and what is not known of it."""
+    asked = work.evaluation
+    if asked is None:
+        return
+    start = f"an evaluation of {asked.samples} samples a GPU (per_device_eval_batch_size)"
+    if work.not_evaluated:
+        yield f"{start} is not followed: {work.not_evaluated}"
+        return
+    if not asked.keeps_predictions:
+        yield f"{start} is the phase eval, of which the loss alone is kept; with compute_metrics the Trainer keeps every batch's predictions too"
+        return
+    if not work.logits_bytes:
+        yield f"{start} is the phase eval; the predictions that it keeps are small and not counted"
+        return
+    each = human(work.logits_bytes * work.settings.world_size)
+    if asked.batches is None:
+        yield (
+            f"{start} is the phase eval, with the predictions of one batch of all GPUs, {each}; the Trainer keeps those of every batch on the GPU, "
+            "and copies them together: set eval_accumulation_steps to move them to the host, or give trainer.eval_samples"
+        )
+        return
+    yield f"{start} is the phase eval, with the predictions of {asked.batches} batches of all GPUs, {each} each, and a copy of them"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from explorer.estimator.rules.stage3 import Stage3
 from explorer.estimator.rules.stage12 import Stage12
 from explorer.estimator.stream import Stream, Writer
 from explorer.estimator.tape import Tape
-from explorer.profile import CATEGORIES
+from explorer.profile import CATEGORIES, Phase
 
 _ACTIVATIONS, _TEMPORARY = CATEGORIES.index("activations"), CATEGORIES.index("temporary")
 
@@ -58,10 +58,12 @@ def wrapper(settings: Settings) -> type[Rules]:
 
 def replay(
     settings: Settings, tape: Tape, lengths: Mapping[str, int | None], workspace_bytes: int, overflows: bool = True, device: Device | None = None,
+    after: Mapping[Phase, Callable[[Rules], None]] | None = None,
 ) -> tuple[Stream, Rules]:
     """The stream of a first and a steady step, and the rules that wrote it (for their host ledger).
 
     `overflows`: whether the first loss scale of fp16 is too high for this model. `device`: the card, where one is known.
+    `after`: phases beside the steps, each with what writes its events; they come after the steady step's.
 
     `workspace_bytes`: cuBLAS's workspace, which PyTorch's allocator hands out at the first matrix product and keeps: once for
     the main thread and once for autograd's, since each thread has its own handle (ATen/cuda/CublasHandlePool.cpp).
@@ -95,6 +97,10 @@ def replay(
         else:
             rules.step()
         writer.mark(start, step, "step")
+        start = len(writer.order)
+    for phase, write in (after or {}).items():
+        write(rules)
+        writer.mark(start, "steady", phase)
         start = len(writer.order)
     return writer.stream(), rules
 

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from explorer import allocator_options
 from explorer.catalog import Card, Lengths, Model, find_card, find_model, lengths
-from explorer.dsconfig import Settings, resolve
+from explorer.dsconfig import Settings, between_steps, resolve
 from explorer.errors import CouldNotRun
-from explorer.estimator import tapes, verdict
+from explorer.estimator import evaluating, saving, tapes, verdict
 from explorer.estimator.allocator import Options
 from explorer.estimator.bound import states_bound
 from explorer.estimator.replay import replay
 from explorer.estimator.rules import flattening
+from explorer.estimator.rules.base import Rules
 from explorer.estimator.rules.flattening import Device
 from explorer.estimator.tape import Tape
 from explorer.estimator.usage import Usage, run_under
 from explorer.estimator.verdict import Capacity
-from explorer.profile import Verdict
+from explorer.profile import Phase, Verdict
 from explorer.setup import Setup
 from explorer.units import GiB, MiB
 
@@ -57,6 +58,11 @@ def options_of(asked: Mapping[str, Any], fraction: bool) -> Options:
     )
 
 
+def _at(lengths: Lengths) -> dict[str, int | None]:
+    """A batch's shape as a tape's variables."""
+    return {"batch": lengths.micro_batch, "sequence": lengths.sequence, "target_sequence": lengths.target_sequence, "patches": lengths.patches}
+
+
 def device_of(setup: Setup) -> Device | None:
     """The card whose free memory DeepSpeed asks for. A limit on what PyTorch may reserve changes nothing of it; where no card is named it is taken for the card's size."""
     capacity, card = capacity_of(setup), find_card(setup.gpu) if setup.gpu else None
@@ -80,11 +86,11 @@ class Work:
         self.key = tapes.key(setup, self.settings.compute, self.model, self.lengths, self.card)
         self.tape: Tape = tapes.find(setup, self.key, self.model, on_progress)
         workspace = self.card.cublas_workspace_bytes if self.card else DEFAULT_WORKSPACE
-        at = {"batch": self.lengths.micro_batch, "sequence": self.lengths.sequence, "target_sequence": self.lengths.target_sequence, "patches": self.lengths.patches}
+        at = _at(self.lengths)
         self.patches = self.lengths.patches or 0
         self.device = device_of(setup)
         try:
-            self.stream, self.rules = replay(self.settings, self.tape, at, workspace, overflows=self.model.task not in NEVER_OVERFLOW, device=self.device)
+            self.stream, self.rules = replay(self.settings, self.tape, at, workspace, overflows=self.model.task not in NEVER_OVERFLOW, device=self.device, after=self._between_steps(on_progress))
         except CouldNotRun as error:
             raise CouldNotRun(f"{error}; {states_bound(self.settings, self.tape, at)}") from None
         self.capacity = capacity_of(setup)
@@ -92,6 +98,27 @@ class Work:
         limits, steps = (self.capacity.limits, self.capacity.steps()) if self.capacity else ((), None)
         self.usages = run_under(self.stream, self.options, (None, *limits), frozenset(self.rules.releases), steps)
         self.unlimited: Usage = self.usages[None]
+
+    def _between_steps(self, on_progress: tapes.Progress | None) -> dict[Phase, Callable[[Rules], None]]:
+        """What the job does beside its steps, by phase."""
+        self.evaluation, self.save = between_steps.evaluation(self.setup), between_steps.save(self.setup, self.settings)
+        self.not_evaluated, phases = "", {}
+        if self.evaluation is not None:
+            try:
+                tape, shape = evaluating.tape_of(self.setup, self.model, self.settings.compute, self.card, self.evaluation.samples, on_progress)
+            except CouldNotRun as error:
+                self.not_evaluated = str(error)
+            else:
+                phases["eval"] = lambda rules: self._evaluate(rules, tape, shape)
+        if self.save is not None:
+            copied = saving.host_bytes(self.settings, self.tape, self.patches, self.setup.lora is not None)
+            phases["save"] = lambda rules: saving.play(rules, self.save, copied)
+        return phases
+
+    def _evaluate(self, rules: Rules, tape: Tape, shape: Lengths) -> None:
+        self.logits_bytes = evaluating.logits_bytes(self.model, shape, 4 if self.settings.compute == "fp32" else 2)
+        kept = self.evaluation.batches or 1 if self.evaluation.keeps_predictions and self.logits_bytes else 0
+        evaluating.play(evaluating.Forward(tape, _at(shape), rules), rules, self.logits_bytes, kept)
 
     @property
     def judged(self) -> tuple[Verdict, Usage]:

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from explorer.dsconfig.arguments import warms_up_for_nothing
+from explorer.dsconfig.arguments import OWN_ARGUMENTS, warms_up_for_nothing
 from explorer.errors import BadInput, CouldNotRun
 from explorer.measure.owners import storages
 from explorer.measure.run import MOST_STEPS, Run, StepReading, out_of_memory
@@ -77,7 +77,7 @@ class TrainerRun(Run):
 
     def arguments(self) -> dict[str, Any]:
         """The job's TrainingArguments, with what the job says elsewhere filled in where they are silent."""
-        given = json.loads(json.dumps(dict(self.setup.trainer or {}), default=dict))
+        given = {k: v for k, v in json.loads(json.dumps(dict(self.setup.trainer or {}), default=dict)).items() if k not in OWN_ARGUMENTS}
         filled = {"per_device_train_batch_size": self.setup.micro_batch, "gradient_accumulation_steps": self.settings.gradient_accumulation_steps}
         model = {"use_cache": self.setup.use_cache, "gradient_checkpointing": False}  # the model checkpoints already
         starts = {"warmup_steps": 1} if warms_up_for_nothing(self.setup) else {}  # a schedule moves no memory; that this one is refused is a finding

@@ -20,6 +20,8 @@ ENGLISH: dict[str, str] = {
     "phase.forward": "forward",
     "phase.backward": "backward",
     "phase.step": "optimizer step",
+    "phase.eval": "evaluation",
+    "phase.save": "saving",
     "category.parameters": "Parameters",
     "category.gradients": "Gradients",
     "category.optimizer": "Optimizer",

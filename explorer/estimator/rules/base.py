@@ -60,6 +60,10 @@ class Host:
     pageable_bytes: int = 0
     transient_bytes: int = 0
     """The most that lives on top of both while DeepSpeed starts."""
+    save_bytes: int = 0
+    """A save's copy of the weights."""
+    every_rank_saves: bool = False
+    """Whether each rank makes one, or rank 0 alone."""
     earlier_bytes: int = 0
     """The most at a moment before all of both was there."""
     late_bytes: int = 0
@@ -94,6 +98,15 @@ class Host:
     def passing(self, n_bytes: int) -> None:
         """A block that start-up holds for a moment."""
         self.transient_bytes = max(self.transient_bytes, n_bytes)
+
+    def saved(self, n_bytes: int, every_rank: bool) -> None:
+        """A copy of the weights for a save: on each rank's host, or on rank 0's."""
+        self.save_bytes, self.every_rank_saves = n_bytes, every_rank
+
+    def peak_of(self, saves: bool) -> int:
+        """The most at any moment, of a rank that has a copy of the weights at a save or has none."""
+        held = self.pinned_bytes + self.pageable_bytes
+        return max(self.peak_bytes, held + self.save_bytes if saves else 0)
 
     def passing_now(self, n_bytes: int) -> None:
         """A block that is gone before anything else is held."""
@@ -150,6 +163,17 @@ class Rules:
 
     def skipped_step(self) -> None:
         """`engine.step()` that finds an overflow: gradients are dropped, nothing is updated."""
+
+    # --- between steps
+
+    def before_evaluation(self) -> None:
+        """Forwards without gradients begin."""
+
+    def after_evaluation(self) -> None:
+        """And have ended; what they left goes."""
+
+    def gather_for_save(self) -> None:
+        """Weights are gathered whole, module by module, to be saved (stage 3)."""
 
     # --- helpers
 

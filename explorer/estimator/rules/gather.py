@@ -54,6 +54,8 @@ class Coordinator:
         self.fetched_for: dict[int, int] = {}
         self.micro = 0
         self.step_id = 0
+        self.with_gradients = True
+        """Whether autograd keeps what a backward needs."""
 
     @property
     def complete(self) -> bool:
@@ -133,6 +135,8 @@ class Coordinator:
         A view of a parameter is saved with its data; and non-reentrant checkpointing detaches all that is saved while a module is
         recomputed (torch/utils/checkpoint.py). Biases are not saved.
         """
+        if not self.with_gradients:
+            return False
         if direction == RECOMPUTE and self.job.checkpointing == "non_reentrant":
             return not self.job.parameters[parameter].name.endswith("bias")
         runs_once = direction == FORWARD and self.job.checkpointing == "none"
@@ -167,6 +171,12 @@ class Coordinator:
         missing = sorted(p for p in self.persistent if p not in self.blocks)
         for parameter in missing:
             self.blocks[parameter] = self._allocate(parameter, self._numel(parameter))
+
+    def visit(self, parameters: tuple[int, ...]) -> None:
+        """Gathered and let go again: one module's at a save (`GatheredParameters`; partition_parameters.py, `_allgather_params_coalesced`)."""
+        n = self.settings.world_size
+        blocks = [self._allocate(p, n * ceil(self._numel(p) / n)) for p in parameters]
+        self.writer.free(*blocks)
 
     # --- blocks
 

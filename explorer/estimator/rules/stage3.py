@@ -154,6 +154,20 @@ class Stage3(Rules):
         self.micro = index
         self.coordinator.start_micro()
 
+    def before_evaluation(self) -> None:
+        self.coordinator.with_gradients = False
+
+    def after_evaluation(self) -> None:
+        self.coordinator.with_gradients = True
+        self.coordinator.release_all()
+        self.coordinator.gather_persistent()
+
+    def gather_for_save(self) -> None:
+        self.coordinator.release_all()
+        for own in self.job.direct:
+            self.coordinator.visit(own)
+        self.coordinator.gather_persistent()
+
     def enter(self, module: int, direction: int) -> None:
         self.coordinator.fetch(module)
 
