@@ -17,6 +17,8 @@ Answer = Literal["fits", "tight", "does not fit"]
 
 CATEGORIES: tuple[Category, ...] = ("parameters", "gradients", "optimizer", "activations", "gathered", "comm_buffers", "temporary", "unexplained")
 PHASES: tuple[Phase, ...] = ("init", "forward", "backward", "step", "eval", "save")
+BETWEEN: tuple[Phase, ...] = ("eval", "save")
+"""Phases between steps, in the order in which the Trainer comes to them."""
 SCHEMA = 1
 
 

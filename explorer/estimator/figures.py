@@ -9,7 +9,7 @@ from explorer.estimator import verdict
 from explorer.estimator.rules.base import Rules
 from explorer.estimator.stream import PROVENANCES, Stream
 from explorer.estimator.usage import Usage
-from explorer.profile import CATEGORIES, Host, Peak, PhaseMemory
+from explorer.profile import BETWEEN, CATEGORIES, Host, Peak, PhaseMemory
 from explorer.setup import Setup
 
 PROCESS_BYTES = 950_000_000
@@ -29,7 +29,7 @@ def categories_at(stream: Stream, usage: Usage, position: int) -> dict[str, int]
 def steps(stream: Stream, usage: Usage, limited: Usage) -> dict[str, tuple[PhaseMemory, ...]]:
     """Step → its phases in order; what is reserved is read from `limited`."""
     phases = {"first": ("init", "forward", "backward", "step"), "steady": ("forward", "backward", "step")}
-    phases["steady"] += tuple(m.phase for m in stream.marks if m.phase in ("eval", "save"))
+    phases["steady"] += tuple(m.phase for m in stream.marks if m.phase in BETWEEN)
     return {step: tuple(_phase(stream, usage, limited, step, phase) for phase in phases[step]) for step in phases}
 
 
@@ -82,7 +82,7 @@ def host(rules: Rules, setup: Setup) -> Host:
 
 
 def curve(stream: Stream, usage: Usage) -> tuple[timeline.Curve, timeline.Phases]:
-    """Allocated bytes over the steady step."""
+    """Allocated bytes over the steady step, and before it over what the job does between steps."""
     marks = [m for m in stream.marks if m.step == "steady"]
     start, end = marks[0].start, marks[-1].end
     return timeline.draw(usage.allocated[start : end + 1], [(m.phase, m.start - start) for m in marks])

@@ -58,12 +58,12 @@ def wrapper(settings: Settings) -> type[Rules]:
 
 def replay(
     settings: Settings, tape: Tape, lengths: Mapping[str, int | None], workspace_bytes: int, overflows: bool = True, device: Device | None = None,
-    after: Mapping[Phase, Callable[[Rules], None]] | None = None,
+    between: Mapping[Phase, Callable[[Rules], None]] | None = None,
 ) -> tuple[Stream, Rules]:
     """The stream of a first and a steady step, and the rules that wrote it (for their host ledger).
 
     `overflows`: whether the first loss scale of fp16 is too high for this model. `device`: the card, where one is known.
-    `after`: phases beside the steps, each with what writes its events; they come after the steady step's.
+    `between`: phases beside the steps, each with what writes its events. They come before the steady step, which may then repeat itself.
 
     `workspace_bytes`: cuBLAS's workspace, which PyTorch's allocator hands out at the first matrix product and keeps: once for
     the main thread and once for autograd's, since each thread has its own handle (ATen/cuda/CublasHandlePool.cpp).
@@ -84,6 +84,10 @@ def replay(
     steps = settings.gradient_accumulation_steps
     skips = overflows and _skips_first(settings)
     for number, step in enumerate(("first", "first", "steady") if skips else ("first", "steady")):
+        for phase, write in (between or {}).items() if step == "steady" else ():
+            write(rules)
+            writer.mark(start, step, phase)
+            start = len(writer.order)
         for index in sorted({0, min(1, steps - 1), steps - 1}):
             rules.before_micro(index)
             micro_batches.forward()
@@ -97,10 +101,6 @@ def replay(
         else:
             rules.step()
         writer.mark(start, step, "step")
-        start = len(writer.order)
-    for phase, write in (after or {}).items():
-        write(rules)
-        writer.mark(start, "steady", phase)
         start = len(writer.order)
     return writer.stream(), rules
 

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from explorer.profile import CATEGORIES, Category, Phase, Step
+from explorer.profile import BETWEEN, CATEGORIES, Category, Phase, Step
 
 Provenance = Literal["derived", "traced", "assumed"]
 PROVENANCES: tuple[Provenance, ...] = ("derived", "traced", "assumed")
@@ -49,8 +49,8 @@ class Stream:
 
     @property
     def steady(self) -> int:
-        """Position in the order where the steady step begins; the order's length where there is none."""
-        return next((mark.start for mark in self.marks if mark.step == "steady"), len(self.order))
+        """Position in the order where the steady step begins, after what comes between steps; the order's length where there is none."""
+        return next((mark.start for mark in self.marks if mark.step == "steady" and mark.phase not in BETWEEN), len(self.order))
 
     def carried(self) -> dict[int, int]:
         """Block that the steady step finds and frees → the block of the same bytes, stream and owner that it leaves in its place.

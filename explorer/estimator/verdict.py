@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from explorer.estimator.allocator import device_request
 from explorer.estimator.stream import Mark, Stream
 from explorer.estimator.usage import MOST_STEPS, OutOfMemory, Steps, Usage
-from explorer.profile import Failure, Verdict
+from explorer.profile import BETWEEN, Failure, Verdict
 from explorer.units import human, pytorch_size
 
 MARGIN = 0.03
@@ -112,10 +112,15 @@ def _out_of_memory(stream: Stream, usages: Mapping[int | None, Usage], capacity:
     where = f"it runs out of memory in step {step_number(stream.marks, error)}: {asks}"
     if failure.phase == "init":
         where = f"it runs out of memory before the first step: {asks}"
+    if failure.phase in BETWEEN:
+        where = f"its steps live, and it runs out of memory as it {_DOES[failure.phase]}: {asks}"
     firm = error.repeat < FIRM and usages[capacity.larger].failure is not None
     if usages[None].allocated.max() <= capacity.bytes and not firm:
         return Verdict(answer="tight", failure=failure, why=f"{where}; the tensors alone would fit, fragmentation decides", **common)
     return Verdict(answer="does not fit", failure=failure, why=where, **common)
+
+
+_DOES = {"eval": "evaluates", "save": "saves"}
 
 
 def step_number(marks: tuple[Mark, ...], failure: OutOfMemory) -> int:
