@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from explorer.profile import CATEGORIES, PhaseMemory, Profile
+from explorer.profile import BETWEEN, CATEGORIES, PhaseMemory, Profile
 from explorer.ui.texts import text
 from explorer.units import GiB, MiB, human
 
@@ -32,8 +32,9 @@ COLOURS: dict[str, str] = {
 """Okabe and Ito's colours, which people with any colour vision tell apart; one a category, everywhere."""
 DARK_INK = {"gradients", "optimizer", "gathered", "comm_buffers", "unexplained", "activations"}
 """Categories whose colour carries dark text; the others carry white."""
-MOMENTS: tuple[tuple[str, str], ...] = (("first", "init"), ("first", "forward"), ("first", "backward"), ("first", "step"), ("steady", "forward"), ("steady", "backward"), ("steady", "step"))
-"""(step, phase), in the order in which they happen."""
+STEP = ("forward", "backward", "step")
+MOMENTS = tuple(("first", phase) for phase in ("init", *STEP)) + tuple(("steady", phase) for phase in (*STEP, *BETWEEN))
+"""(step, phase), in the order in which they happen; what jobs do between steps comes last."""
 
 Rows = list[dict[str, Any]]
 
@@ -99,8 +100,17 @@ def phase_rows(estimated: Profile | None, measured: Profile | None = None) -> Ro
             memory = profile.phase(step, phase)
             if memory is not None:
                 rows += _moment(memory, unit, source, step, phase)
-    heads = [{"kind": "head", "moment": moment, "label": text(f"chart.phase.{moment.split()[0]}")} for moment in ("first init", "steady forward")]
-    return _with_unit([*rows, *heads], unit) if rows else []
+    return _with_unit([*rows, *_heads({row["moment"] for row in rows})], unit) if rows else []
+
+
+def _heads(present: set[str]) -> Rows:
+    """A row for each moment on the axis, with the step's name at its first, and an empty place between the steps."""
+    rows: Rows = []
+    for step in ("first", "steady"):
+        here = [f"{s} {phase}" for s, phase in MOMENTS if s == step and (phase not in BETWEEN or f"{s} {phase}" in present)]
+        rows += [{"kind": "head", "moment": m, "label": "" if i else text(f"chart.phase.{step}")} for i, m in enumerate(here)]
+    rows.insert(len(STEP) + 1, {"kind": "head", "moment": "", "label": ""})
+    return rows
 
 
 def _present(estimated: Profile | None, measured: Profile | None) -> list[tuple[str, Profile]]:
@@ -198,10 +208,10 @@ def phase_spec(data: Any) -> alt.LayerChart:
 
     base = alt.Chart(data)
     moments = [f"{step} {phase}" for step, phase in MOMENTS]
-    moments.insert(4, "")  # a gap between the first step and the later ones
+    moments.insert(len(STEP) + 1, "")  # a gap between the first step and the later ones
     short = "width < 460 ? {forward: 'fwd', backward: 'bwd'}[split(datum.value, ' ')[1]] || split(datum.value, ' ')[1] : split(datum.value, ' ')[1]"
     axis = alt.Axis(domain=False, ticks=False, labelAngle=0, labelPadding=8, labelExpr=short, labelOverlap=False)
-    x = alt.X("moment:N", title=None, sort=moments, axis=axis, scale=alt.Scale(domain=moments, paddingInner=0.28, paddingOuter=0.1))
+    x = alt.X("moment:N", title=None, sort=moments, axis=axis, scale=alt.Scale(paddingInner=0.28, paddingOuter=0.1))
     offset = alt.XOffset("source:N", sort=["estimated", "measured"], scale=alt.Scale(paddingInner=0.06))
     y = alt.Y("start:Q", title=None, axis=alt.Axis(grid=True, tickCount=5, domain=False, ticks=False, labelExpr=_TICK), scale=alt.Scale(nice=False, zero=True))
     when = "datum.who + ', ' + datum.step + ', ' + split(datum.moment, ' ')[1] + ', '"

@@ -9,13 +9,13 @@ from collections.abc import Callable
 import pytest
 
 from explorer.errors import BadInput, CouldNotRun
-from explorer.profile import CATEGORIES, PHASES, Host, Peak, PhaseMemory, Profile, Verdict
+from explorer.profile import BETWEEN, CATEGORIES, PHASES, Host, Peak, PhaseMemory, Profile, Verdict
 from explorer.units import GiB
 
 CAPACITY = 78 * GiB
 
 
-def make_profile(source: str = "estimated", *, activations: int = 10 * GiB, answer: str | None = "fits", notes: tuple[str, ...] = ()) -> Profile:
+def make_profile(source: str = "estimated", *, activations: int = 10 * GiB, answer: str | None = "fits", notes: tuple[str, ...] = (), between: bool = False) -> Profile:
     """A Profile whose backward of the steady step is the peak: 1 GiB of parameters, 2 of optimizer, and these activations."""
     parts = dict.fromkeys(CATEGORIES, 0) | {"parameters": GiB, "optimizer": 2 * GiB, "activations": activations}
     total = sum(parts.values())
@@ -25,9 +25,9 @@ def make_profile(source: str = "estimated", *, activations: int = 10 * GiB, answ
         size = sum(at.values())
         return PhaseMemory(phase=name, end_allocated_bytes=size // 2, peak_allocated_bytes=size, peak_reserved_bytes=size + GiB, at_peak=at)
 
-    shares = {"init": 0, "forward": 2, "backward": 1, "step": 0}
-    first = tuple(phase(p, shares[p] * 2) for p in PHASES)
-    steady = tuple(phase(p, shares[p]) for p in PHASES[1:])
+    shares = {"init": 0, "forward": 2, "backward": 1, "step": 0, "eval": 4, "save": 0}
+    first = tuple(phase(p, shares[p] * 2) for p in PHASES if p not in BETWEEN)
+    steady = tuple(phase(p, shares[p]) for p in PHASES[1:] if between or p not in BETWEEN)
     verdict = Verdict(answer=None) if answer is None else Verdict(answer=answer, capacity_bytes=CAPACITY, headroom_bytes=CAPACITY - total, why="Activations are most of it.")
     return Profile(
         source=source,

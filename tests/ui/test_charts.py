@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from explorer.profile import CATEGORIES
+from explorer.profile import BETWEEN, CATEGORIES
 from explorer.ui import charts, live_chart
 from explorer.units import GiB, MiB
 from tests.ui.conftest import CAPACITY, make_profile
@@ -49,9 +49,21 @@ def test_without_a_profile_there_are_no_rows():
 
 def test_each_phase_of_both_steps_has_its_parts_and_its_reserved_mark():
     rows = charts.phase_rows(make_profile())
-    assert {r["moment"] for r in parts(rows)} == {f"{s} {p}" for s, p in charts.MOMENTS}
+    steps = [f"{s} {p}" for s, p in charts.MOMENTS if p not in BETWEEN]
+    assert {r["moment"] for r in parts(rows)} == set(steps) and len(steps) == 7
     assert max(r["end"] for r in parts(rows, moment="steady backward")) == 13
     assert len([r for r in rows if r["kind"] == "reserved"]) == 7
+    assert [r["moment"] for r in rows if r["kind"] == "head"] == [*steps[:4], "", *steps[4:]]
+
+
+def test_an_evaluation_and_a_save_are_phases_that_the_chart_draws():
+    import vl_convert
+
+    profile = make_profile(between=True)
+    assert {r["moment"] for r in parts(charts.phase_rows(profile))} >= {"steady eval", "steady save"}
+    svg = vl_convert.vegalite_to_svg(charts.by_phase(profile).properties(width=700).to_dict())
+    labels = re.findall(r">(init|forward|backward|step|eval|save)</text>", svg)
+    assert labels == ["init", "forward", "backward", "step", "forward", "backward", "step", "eval", "save"]
 
 
 def test_every_category_has_a_colour_and_its_own():
