@@ -47,6 +47,7 @@ def check(config: str | None, trainer: str | None, message: str | None, job: str
         if _is_config(written):
             pasted, job, written = _together(_config(written), pasted), None, {}
         base = None if job is None else Setup.from_job(written)
+        pasted = pasted.beside_config() if base is not None and base.deepspeed else pasted
         pasted = _completed(pasted, typed, written)
     except BadInput as refused:
         return Consultation(message=said, pasted=Pasted(changes={}), remarks=(Remark(id="refused", severity="problem", key=refused.field, text=f"{refused}"),), error=refused)
@@ -130,13 +131,17 @@ def _content(path: str, field: str) -> bytes:
 
 
 def _together(config: Pasted, trainer: Pasted) -> Pasted:
-    """The arguments beside the config: they are the Trainer's that "auto" was assumed of."""
+    """The arguments beside the config: they are the Trainer's that "auto" was assumed of, and what they name is given."""
+    if "deepspeed" in config.changes and not config.inferred:
+        trainer = trainer.beside_config()
+    elif "deepspeed" in trainer.changes and not trainer.inferred:
+        config = config.beside_config()
     changes = {**config.changes, **trainer.changes}
     if "trainer" in trainer.changes:
         coercions = tuple(f for f in config.coercions if f.id != "trainer-assumed")
     else:
         coercions = config.coercions
-    return Pasted(changes=changes, forms=config.forms + trainer.forms, coercions=coercions + trainer.coercions, unread=config.unread + trainer.unread, launcher=trainer.launcher or config.launcher)
+    return Pasted(changes=changes, forms=config.forms + trainer.forms, coercions=coercions + trainer.coercions, unread=config.unread + trainer.unread, launcher=trainer.launcher or config.launcher, inferred=config.inferred or trainer.inferred, unseen=config.unseen or trainer.unseen)
 
 
 def sizes(consultation: Consultation, all_of_them: bool, prove: largest.Axis | None, on_progress: tapes.Progress | None = None) -> tuple[dict[str, Any], BadInput | CouldNotRun | None]:

@@ -88,7 +88,7 @@ def consult(base: Setup | None, pasted: Pasted, message: Message, on_progress: t
     """
     told = [f for f in pasted.coercions if f.id != "trainer-assumed" or base is None or base.trainer is None]
     said = [*reading.remarks(message), *of_findings(told, "note"), *of_findings(pasted.unread, "note")]
-    said = [replace(r, severity="problem") if r.id in STOPS or r.id in ("launched-with-python", "config-file", "built-before-arguments", "batch-missing", "batch-unread") else r for r in said]
+    said = [replace(r, severity="problem") if r.id in STOPS or r.id in ("launched-with-python", "config-file", "recipe-file", "built-before-arguments", "batch-missing", "batch-unread") else r for r in said]
     setup, profile, fixes, error, config = None, None, (), None, None
     told_of_memory = message.kind != "none" or bool(message.cause)
     try:

@@ -31,7 +31,7 @@ def effects(setup: Setup, profile: Profile, launcher: str | None) -> Iterator[Re
     yield from _buffers(setup, settings, profile)
     yield from _overlap(setup, settings)
     yield from _pinned(settings, profile)
-    if launcher in ("deepspeed", "accelerate", "torchrun"):
+    if launcher in ("deepspeed", "accelerate", "torchrun") and setup.method == "deepspeed":
         yield Remark(id="launcher-right", severity="note", key="launcher", text=f"It is launched with {launcher}, as DeepSpeed wants.")
     if setup.trainer is not None:
         yield Remark(id="batch-agrees", severity="note", key="micro_batch", text=f"per_device_train_batch_size and train_micro_batch_size_per_gpu agree: {setup.micro_batch}.")

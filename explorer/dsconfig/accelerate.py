@@ -9,7 +9,7 @@ from typing import Any
 from explorer.dsconfig import methods
 from explorer.dsconfig.arguments import NAMES
 from explorer.dsconfig.findings import Finding
-from explorer.dsconfig.parts import Part, take_arguments
+from explorer.dsconfig.parts import Part, take_arguments, take_unknown
 
 _LINE = re.compile(r"#.*|---|- .*|[A-Za-z_][\w.-]{0,80}:(?:[ \t].*)?")
 _LONGEST_LINE, _LONGEST = 600, 1 << 16
@@ -67,12 +67,33 @@ def _without_deepspeed(part: Part, content: Mapping[str, Any]) -> None:
     options = content.get("fsdp_config")
     if kind == "FSDP":
         options = options if isinstance(options, Mapping) else {}
-        offload = str(options.get("fsdp_offload_params", options.get("offload_params", ""))).lower() == "true"
-        part.job["method"] = "fsdp"
-        part.deepspeed = methods.as_zero(methods.strategy(options), offload, precision, filled=False)
-    elif kind == "MULTI_GPU":
+        _take_fsdp(part, options, precision)
+    elif kind in ("MULTI_GPU", "NO"):
         part.job["method"] = "ddp"
         part.deepspeed = methods.as_zero("NO_SHARD", False, precision, filled=False)
+
+
+def _take_fsdp(part: Part, options: Mapping[str, Any], precision: str | None) -> None:
+    part.job["method"] = "fsdp"
+    part.deepspeed = methods.as_zero(methods.strategy(options), methods.offloads(options), precision, filled=False)
+    if methods.checkpoints(options):
+        part.job["gradient_checkpointing"] = True
+
+
+def take_launch(part: Part, own: Mapping[str, Any]) -> None:
+    """What `accelerate launch` is told of DeepSpeed, FSDP or DDP by its own options."""
+    precision = str(own.get("mixed_precision", "")).lower()
+    if own.get("deepspeed_config_file"):
+        part.names_config = "deepspeed_config_file", str(own["deepspeed_config_file"])[:400]
+    elif own.get("use_deepspeed") is True or "zero_stage" in own:
+        part.deepspeed = as_config(own, precision)
+    elif own.get("use_fsdp") is True:
+        _take_fsdp(part, own, precision)
+    elif own.get("multi_gpu") is True:
+        part.job["method"] = "ddp"
+        part.deepspeed = methods.as_zero("NO_SHARD", False, precision, filled=False)
+    elif own.get("config_file"):
+        part.names_config = "config_file", str(own["config_file"])[:400]
 
 
 def _take(part: Part, content: dict[str, Any]) -> None:
@@ -81,7 +102,7 @@ def _take(part: Part, content: dict[str, Any]) -> None:
         part.deepspeed = as_config(plugin, content.get("mixed_precision"))
         if plugin.get("deepspeed_config_file"):
             part.deepspeed = None
-            part.told.append(Finding(id="config-file", key="deepspeed_config_file", text=f"names the file {str(plugin['deepspeed_config_file'])[:80]}; paste what is in it too"))
+            part.names_config = "deepspeed_config_file", str(plugin["deepspeed_config_file"])[:400]
         if plugin.get("zero3_init_flag") is not None:
             part.job["zero_init"] = bool(plugin["zero3_init_flag"])
     elif "zero_optimization" in content:
@@ -96,7 +117,8 @@ def _take(part: Part, content: dict[str, Any]) -> None:
         if arguments.get("bf16") == "auto":  # axolotl: wherever the card has bf16
             arguments["bf16"] = True
         take_arguments(part, arguments)
-        part.unread = [f for f in part.unread if f.id != "unread"]
+        take_unknown(part, whole=False)
+        part.starts_alone = bool(part.tool)
 
 
 def _number(value: Any) -> Any:

@@ -9,15 +9,19 @@ from itertools import islice
 from typing import Any
 
 from explorer import allocator_options
-from explorer.dsconfig.accelerate import as_config
+from explorer.dsconfig.accelerate import take_launch
 from explorer.dsconfig.findings import Finding
-from explorer.dsconfig.parts import Part, take_arguments
+from explorer.dsconfig.parts import Part, take_arguments, take_unknown
+from explorer.dsconfig.trl import CONFIGS, defaults
 
 _START = re.compile(
     r"^(?=[ \t]*\S)[ \t]*(?:[$!%#>][ \t]*)?(?:(?:export[ \t]+|env[ \t]+|sudo[ \t]+|nohup[ \t]+)*[A-Z_][A-Z0-9_]{0,60}=[^\s;&]{0,400}(?:[ \t;&]+|$)){0,20}"
-    r"(?P<launcher>(?:\S{0,200}/)?(?:deepspeed|accelerate[ \t]+launch|torchrun|python[\d.]*)(?=[ \t])|--[a-z]\w|$)",
+    r"(?P<launcher>(?:\S{0,200}/)?(?:deepspeed|accelerate[ \t]+launch|torchrun|python[\d.]*|swift[ \t]+(?:sft|pt|rlhf)|llamafactory-cli[ \t]+train|axolotl[ \t]+train"
+    r"|trl[ \t]+(?:sft|dpo|kto|orpo|cpo|grpo|rloo|reward|ppo))(?=[ \t])|--[a-z]\w|$)",
     re.MULTILINE,
 )
+_CONTINUED = re.compile(r"\\[ \t]{0,20}\n")
+"""A line that goes on: made one with the next, so that a launcher may stand below its environment."""
 _LIST = re.compile(r"\[(?:'[^'\n]{0,300}'(?:, )?){3,200}\]")
 _QUOTED = re.compile(r"'([^'\n]*)'")
 _VARIABLE = re.compile(r"\b([A-Z_][A-Z0-9_]{2,60})=(\"[^\"\n]{0,300}\"|'[^'\n]{0,300}'|[^\s;&]{0,300})")
@@ -28,6 +32,7 @@ _MOST_LINES, _MOST_LISTS, _LONGEST = 200, 1000, 20_000
 def read_commands(text: str) -> Iterator[Part]:
     """A part for every command, in the order of the text; a launcher's log of the command it ran counts too."""
     end = 0
+    text = _CONTINUED.sub(lambda m: " " * len(m[0]), text)
     for match in _START.finditer(text):
         if match.start() < end or not (match["launcher"] or "=" in match[0]):
             continue
@@ -35,7 +40,7 @@ def read_commands(text: str) -> Iterator[Part]:
         if match["launcher"] or "ALLOC_CONF" in line or "CUDA_VISIBLE_DEVICES" in line:
             part = Part(form="command line", start=match.start(), end=end)
             _read_command(part, line)
-            if part.launcher or part.trainer is not None or part.job or part.deepspeed:
+            if part.launcher or part.trainer is not None or part.job or part.deepspeed or part.names_recipe:
                 yield part
     for match in islice(_LIST.finditer(text), _MOST_LISTS):
         part = Part(form="command line", start=match.start(), end=match.end())
@@ -64,6 +69,9 @@ def _logical_line(text: str, start: int) -> tuple[str, int]:
 def _read_command(part: Part, line: str) -> None:
     for name, value in _VARIABLE.findall(line):
         _take_variable(part, name, value.strip("\"'"))
+    each, nodes = part.job.pop("gpus_per_node", None), part.job.pop("nodes", 1)
+    if each is not None:
+        part.job.update(world_size=each * nodes, gpus_per_node=each)
     try:
         words = shlex.split(line, comments=False)
     except ValueError:  # a quote that does not close
@@ -80,34 +88,78 @@ def _take_variable(part: Part, name: str, value: str) -> None:
             part.job["allocator"] = dict(chosen)
     elif name == "CUDA_VISIBLE_DEVICES" and re.fullmatch(r"\d+(,\d+)*", value):
         part.job["world_size"] = value.count(",") + 1
+    elif name in ("NPROC_PER_NODE", "NNODES") and value.isdigit() and 0 < int(value) < 1 << 20:
+        part.job["gpus_per_node" if name == "NPROC_PER_NODE" else "nodes"] = int(value)
+
+
+_TOOLS = {"swift": "ms-swift", "llamafactory-cli": "LLaMA-Factory", "axolotl": "axolotl", "trl": ""}
+_MODULES = {
+    "torch.distributed.launch": "torchrun", "torch.distributed.run": "torchrun", "deepspeed": "deepspeed",
+    "accelerate.commands.launch": "accelerate", "deepspeed.launcher.runner": "deepspeed",
+}
 
 
 def _read_words(part: Part, words: list[str]) -> None:
     launcher = words[0].rpartition("/")[2] if words else ""
-    rest = words[1:]
+    rest, subcommand = words[1:], ""
     if launcher == "accelerate":
         rest = rest[1:]
+    elif launcher in _TOOLS:
+        subcommand, rest, part.tool = rest[0], rest[1:], _TOOLS[launcher]
     elif launcher.startswith("python"):
         launcher = "python"
         if rest[:1] == ["-m"] and len(rest) > 1:
-            launcher = {"torch.distributed.launch": "torchrun", "torch.distributed.run": "torchrun", "deepspeed": "deepspeed", "accelerate.commands.launch": "accelerate", "deepspeed.launcher.runner": "deepspeed"}.get(rest[1], "python")
-            rest = rest[2:]
+            launcher = _MODULES.get(rest[1], "python")
+            rest = rest[2:] if launcher != "python" else [f"{rest[1]}.py", *rest[2:]]
     elif launcher.startswith("--"):
         launcher, rest = "", words
-    part.launcher = launcher or None
-    script = next((i for i, word in enumerate(rest) if word.endswith(".py")), -1) if launcher else -1
+    part.launcher = launcher if launcher and launcher not in _TOOLS else None
+    script = -1 if subcommand or not launcher else _script(rest)
     own, flags = (_flags(rest[:script]), _flags(rest[script + 1 :])) if script >= 0 else ({}, _flags(rest))
+    for word in rest[script + 1 :] if subcommand or script >= 0 else []:
+        _take_word(part, word, flags)
     if launcher in ("deepspeed", "torchrun", "accelerate"):
         _take_launcher(part, {**({} if script >= 0 else flags), **own})
         flags = {k: v for k, v in flags.items() if script >= 0 or k not in _LAUNCHERS}
     flags.pop("local_rank", None)
+    if launcher == "trl":
+        _take_trl(part, subcommand, flags)
     take_arguments(part, flags)
-    part.unread = [f for f in part.unread if f.id != "unread"]  # a script may have any options
+    take_unknown(part, whole=not part.tool)  # another script may have any options
+    part.starts_alone = bool(launcher) and (part.trainer is not None or part.names_recipe != "")
     if launcher == "python" and (part.trainer or {}).keys() and "deepspeed" in flags:
         part.told.append(Finding(id="launched-with-python", key="launcher", text=WITH_PYTHON))
 
 
-_LAUNCHERS = {"num_gpus", "num_nodes", "include", "exclude", "hostfile", "master_port", "master_addr", "nproc_per_node", "nnodes", "node_rank", "rdzv_endpoint", "num_processes", "num_machines", "config_file", "use_deepspeed", "zero_stage", "mixed_precision", "main_process_port", "standalone"}
+def _script(words: list[str]) -> int:
+    """Which word is the script, or the module in its place; -1 where none is."""
+    for i, word in enumerate(words):
+        if word.endswith(".py") or i and words[i - 1] in ("-m", "--module"):
+            return i
+    return -1
+
+
+_RECIPE = re.compile(r"[^=\s]{1,300}\.(?:ya?ml|json)", re.IGNORECASE)
+_OVERRIDE = re.compile(r"([A-Za-z_]\w{0,60})=(.*)", re.DOTALL)
+
+
+def _take_word(part: Part, word: str, flags: dict[str, Any]) -> None:
+    """A word that is no option: the file of the arguments, or one of them as `name=value`."""
+    if (match := _OVERRIDE.fullmatch(word)) is not None:
+        flags[match[1]] = _word(match[2])
+    elif _RECIPE.fullmatch(word) and not part.names_recipe and word not in flags.values():
+        part.names_recipe = word
+
+
+def _take_trl(part: Part, trains: str, flags: dict[str, Any]) -> None:
+    """`trl sft …`: the defaults of that trainer's config."""
+    name = next(name for name in CONFIGS if name.lower() == f"{trains}config")
+    part.arguments_class, part.defaults, part.trainer = name, defaults(name, flags), {}
+    if CONFIGS[name].beside:
+        part.unread.append(Finding(id="not-modelled", key=name, text=f"{CONFIGS[name].beside}, which is not modelled: memory is at least what is said"))
+
+
+_LAUNCHERS = {"num_gpus", "num_nodes", "include", "exclude", "hostfile", "master_port", "master_addr", "nproc_per_node", "nnodes", "node_rank", "rdzv_endpoint", "num_processes", "num_machines", "config_file", "use_deepspeed", "zero_stage", "mixed_precision", "deepspeed_config_file", "use_fsdp", "multi_gpu", "main_process_port", "standalone"}
 
 
 def _flags(words: list[str]) -> dict[str, Any]:
@@ -153,8 +205,8 @@ def _take_launcher(part: Part, own: dict[str, Any]) -> None:
         part.job.update(world_size=each * nodes, gpus_per_node=max(each, 1))
     elif everywhere is not None:
         part.job.update(world_size=everywhere, gpus_per_node=max(1, everywhere // nodes))
-    if part.launcher == "accelerate" and "zero_stage" in own:
-        part.deepspeed = as_config(own, own.get("mixed_precision"))
+    if part.launcher == "accelerate":
+        take_launch(part, own)
 
 
 def _count(own: dict[str, Any], *names: str) -> int | None:

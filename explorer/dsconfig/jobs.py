@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any, NamedTuple
 
-from explorer.dsconfig import flags
+from explorer.dsconfig import flags, tools
+from explorer.dsconfig.arguments import NAMES
 from explorer.dsconfig.assumed import assumed
 from explorer.dsconfig.findings import Finding
 from explorer.dsconfig.read import Pasted, form_of, read
@@ -35,12 +37,25 @@ def of_file(content: bytes, given: Mapping[str, Any], name: str) -> Job:
     value = _value(content, name)
     if isinstance(value, Pasted):
         return _recipe(value, given, name)
-    if not isinstance(value, dict) or "model" in value or form_of(value) != "DeepSpeed config":
-        if not given or not isinstance(value, dict):
-            return Job(Setup.from_job(value))
-        filled = flags.fill(value, given, alone=False)
-        return Job(Setup.from_job(filled.job), filled.notes)
-    return _recipe(read(content.decode("utf-8-sig"), "DeepSpeed config"), given, name)
+    form = _form(value) if isinstance(value, dict) else ""
+    if form:
+        return _recipe(read(content.decode("utf-8-sig"), form), given, name)
+    if not given or not isinstance(value, dict):
+        return Job(Setup.from_job(value))
+    filled = flags.fill(value, given, alone=False)
+    return Job(Setup.from_job(filled.job), filled.notes)
+
+
+_OF_A_JOB = frozenset(field.name for field in fields(Setup)) | {"schema"}
+
+
+def _form(value: dict[str, Any]) -> str:
+    """What stands in the place of a job file: "DeepSpeed config", "TrainingArguments"; "" for a job file."""
+    form = form_of(value)
+    if form == "DeepSpeed config" and "model" not in value:
+        return form
+    arguments = form == "TrainingArguments" and "micro_batch" not in value and value.keys() & (NAMES - _OF_A_JOB)
+    return "TrainingArguments" if arguments or tools.of_arguments(value) is not None else ""
 
 
 def _value(content: bytes, name: str) -> Any:
@@ -60,7 +75,7 @@ def _value(content: bytes, name: str) -> Any:
 def _recipe(pasted: Pasted, given: Mapping[str, Any], name: str) -> Job:
     if "model" not in pasted.changes and "model" not in given:
         raise BadInput("model", f"is missing: {name} is a {pasted.forms[0]}; add the model, such as --model Qwen/Qwen2.5-7B --micro-batch 4, or make a job file with it")
-    return _whole(pasted.changes, given, (*pasted.coercions, *pasted.unread), alone=False)
+    return _whole(pasted.complete(), given, (*pasted.coercions, *pasted.unread), alone=False)
 
 
 def _whole(changes: Mapping[str, Any], given: Mapping[str, Any], told: tuple[Finding, ...], alone: bool) -> Job:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-_SWITCHES = ("use_peft", "use_lora", "lora")
+_SWITCHES = ("use_peft", "use_lora", "lora", "use_qlora")
 """True turns LoRA on: TRL's ModelConfig, open-instruct."""
 _METHODS = ("finetuning_type", "train_type", "tuner_type", "sft_type", "adapter", "peft_type")
 """Its value names LoRA: LLaMA-Factory, ms-swift (three releases), axolotl."""
@@ -13,7 +13,7 @@ _ON = {"lora", "qlora", "dora", "lora_pro"}
 _RANKS = ("lora_r", "lora_rank")
 _TARGETS = ("lora_target_modules", "lora_target", "target_modules")
 _ALL = {"all", "all-linear", "all_linear"}
-_DEFAULT_RANKS = {"use_peft": 16, "use_lora": 64}
+_DEFAULT_RANKS = {"use_peft": 16, "use_lora": 64, "use_qlora": 64}
 """Of TRL and open-instruct; LLaMA-Factory and ms-swift take 8."""
 _SILENT = {
     "lora_alpha", "lora_dropout", "lora_bias", "lora_task_type", "lora_dtype", "lora_fan_in_fan_out", "lora_modules",
@@ -41,6 +41,11 @@ def take(given: Mapping[str, Any]) -> tuple[dict[str, Any] | None, set[str]]:
     if kept:
         found["modules_to_save"] = _names(kept)
     return found, read
+
+
+def is_default(given: Mapping[str, Any]) -> bool:
+    """Whether the arguments leave it to the tool, whether LoRA is used."""
+    return not any(given.get(name) is not None for name in (*_SWITCHES, *_METHODS))
 
 
 def _is_off(given: Mapping[str, Any]) -> bool:

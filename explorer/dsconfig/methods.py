@@ -22,6 +22,13 @@ _WORDS = {"full_shard": "FULL_SHARD", "shard_grad_op": "SHARD_GRAD_OP", "no_shar
 _EXACT = {3: "full_shard", 2: "shard_grad_op", 1: "shard_grad_op", 0: "no_shard"}
 
 
+FILLED = {
+    "bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}, "gradient_accumulation_steps": "auto",
+    "train_micro_batch_size_per_gpu": "auto", "gradient_clipping": "auto",
+}
+"""What the Trainer's arguments fill of a config."""
+
+
 def strategy(options: Mapping[str, Any]) -> str:
     """The sharding strategy of accelerate's `fsdp_*` options, without regard to case; FULL_SHARD where they name none.
 
@@ -53,6 +60,30 @@ def of_words(given: list[str]) -> tuple[str, bool]:
     return next((_WORDS[word] for word in given if word in _WORDS), "FULL_SHARD"), "offload" in given
 
 
+def of_arguments(trainer: Mapping[str, Any]) -> tuple[str, bool] | None:
+    """(sharding strategy, whether parameters are offloaded) of the Trainer's `fsdp` and `fsdp_config`; None where FSDP is off."""
+    said, options = words(trainer.get("fsdp")), trainer.get("fsdp_config")
+    options = options if isinstance(options, Mapping) else {}
+    if not said and (trainer.get("fsdp") is not None or not options):
+        return None
+    name, offload = of_words(said)
+    if not _WORDS.keys() & set(said):
+        name = strategy(options)
+    return name, offload or offloads(options)
+
+
+def offloads(options: Mapping[str, Any]) -> bool:
+    """Whether FSDP's options keep parameters on the host."""
+    given = options.get("fsdp_offload_params", options.get("offload_params", options.get("cpu_offload")))
+    return str(given).lower() == "true"
+
+
+def checkpoints(options: Any) -> bool:
+    """Whether FSDP's options turn its own activation checkpointing on."""
+    given = options.get("fsdp_activation_checkpointing", options.get("activation_checkpointing")) if isinstance(options, Mapping) else None
+    return str(given).lower() == "true"
+
+
 def as_zero(name: str, offload: bool, precision: str | None, filled: bool) -> dict[str, Any]:
     """The DeepSpeed config nearest to a sharding strategy. `precision`: "bf16", "fp16" or None. `filled`: the Trainer's
     arguments are there, which fill what is "auto" here."""
@@ -64,10 +95,7 @@ def as_zero(name: str, offload: bool, precision: str | None, filled: bool) -> di
         zero["offload_param"] = {"device": "cpu"}
     config: dict[str, Any] = {"zero_optimization": zero}
     if filled:
-        config.update(
-            bf16={"enabled": "auto"}, fp16={"enabled": "auto"}, gradient_accumulation_steps="auto",
-            train_micro_batch_size_per_gpu="auto", gradient_clipping="auto",
-        )
+        config.update(FILLED)
         zero.update(reduce_bucket_size="auto", **({"stage3_prefetch_bucket_size": "auto", "stage3_param_persistence_threshold": "auto"} if stage == 3 else {}))
     elif precision in ("bf16", "fp16"):
         config[precision] = {"enabled": True}
@@ -85,6 +113,8 @@ def sentence(setup: Setup) -> str | None:
         return None
     section = setup.deepspeed.get("zero_optimization")
     stage = section.get("stage", 0) if isinstance(section, Mapping) else 0
+    if setup.method == "ddp" and setup.world_size == 1:
+        return f"This is DDP of one process, not DeepSpeed: the GPU holds the whole model, and ZeRO stage {stage}, its nearest equivalent, is estimated"
     if setup.method == "ddp":
         return f"This is DDP, not DeepSpeed: every GPU holds the whole model, and ZeRO stage {stage}, its nearest equivalent, is estimated"
     name = _EXACT.get(stage, "full_shard")

@@ -7,23 +7,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import Any
 
+from explorer.dsconfig import named, quantization, without
 from explorer.dsconfig.accelerate import read_yaml
 from explorer.dsconfig.arguments import NAMES
 from explorer.dsconfig.coerce import MOST_TOLD, coerced
 from explorer.dsconfig.commands import WITH_PYTHON, read_commands
+from explorer.dsconfig.defaults import fill
 from explorer.dsconfig.findings import Finding
 from explorer.dsconfig.forgiving import MOST_TOKENS, NotAnObject, Reader
 from explorer.dsconfig.keys import ALIASES, ZERO
 from explorer.dsconfig.literals import Bindings
-from explorer.dsconfig.parts import Part, take_arguments
+from explorer.dsconfig.parts import Part, take_arguments, take_unknown
 from explorer.dsconfig.sections import KNOWN, REMOVED
 from explorer.dsconfig.snippets import read_calls
-from explorer.dsconfig.trl import fill
+from explorer.dsconfig.trl import RELEASE
 from explorer.errors import BadInput
 from explorer.jsonfile import LARGEST_BYTES, plain
 from explorer.setup import Setup
@@ -42,6 +44,10 @@ class Pasted:
     """What stands there and was not taken."""
     launcher: str | None = None
     """"deepspeed", "accelerate", "torchrun", "python", or None where the text does not say."""
+    inferred: bool = False
+    """Whether `deepspeed`, and `method`, are what the text names or leaves out, so that a config from elsewhere wins."""
+    unseen: bool = False
+    """Whether it names a DeepSpeed config of which nothing is known."""
 
     @property
     def understood(self) -> tuple[tuple[str, Any], ...]:
@@ -52,10 +58,23 @@ class Pasted:
         """The base with what was pasted; without a base the text must name a model and a batch. Raises BadInput naming what is missing or cannot be."""
         job = {} if base is None else base.to_job()
         job.pop("schema", None)
-        changes = dict(self.changes)
+        changes = self.complete() if base is None else dict(self.changes)
         if base is not None:
             _make_room(job, changes)
         return Setup.from_job({**job, **changes})
+
+    def complete(self) -> dict[str, Any]:
+        """The changes of a text that is all there is: a config that it names and nobody gives is taken as one of stage 2."""
+        usual = {"deepspeed": named.usual()} if self.unseen else {}
+        return {**usual, **self.changes}
+
+    def beside_config(self) -> Pasted:
+        """What is left of it where the DeepSpeed config comes from elsewhere: nothing that it only names is asked for."""
+        gone = ("deepspeed", "method") if self.inferred else ()
+        return replace(
+            self, changes={k: v for k, v in self.changes.items() if k not in gone}, inferred=False, unseen=False,
+            coercions=tuple(f for f in self.coercions if f.id not in without.IDS),
+        )
 
 
 def read(text: str, form: str | None = None) -> Pasted:
@@ -154,6 +173,8 @@ def _take_object(part: Part, value: dict[str, Any]) -> None:
         case "TrainingArguments":
             part.trainer = {}
             take_arguments(part, value)
+            take_unknown(part, whole=not part.tool)
+            part.starts_alone = bool(part.tool)
         case "zero_optimization":
             part.form, part.deepspeed = "DeepSpeed config", {"zero_optimization": value}
         case _:
@@ -167,35 +188,72 @@ _DEFAULT_BATCH = 8
 
 
 def _together(parts: list[Part], text: str) -> Pasted:
-    """Later pieces add to earlier ones, and win where they differ; a model's own line wins over its tokenizer's."""
+    """Later pieces add to earlier ones, and win where they differ; a command wins over the file that it is given, a model's own line over its tokenizer's."""
+    parts = sorted(parts, key=lambda p: p.names_recipe != "")
     changes: dict[str, Any] = {}
     for part in sorted(parts, key=lambda p: p.form != "Python beside the model"):
         changes.update(part.job)
     told = [f for p in parts for f in p.told]
     unread = [f for p in parts for f in p.unread if not (f.key == "model" and f.id == "unread" and "model" in changes)]
     given = [p.deepspeed for p in parts if p.deepspeed is not None]
-    if given:
-        changes["deepspeed"], more = coerced(plain(_merged(given, told), "deepspeed"))
-        told += more
-    if any(p.deepspeed is not None and p.form not in ("accelerate config", "command line") for p in parts):
-        told = [f for f in told if f.id != "config-file"]
     trainers = [p.trainer for p in parts if p.trainer is not None]
     if trainers:
         changes["trainer"] = plain({k: v for trainer in trainers for k, v in trainer.items() if v is not None}, "trainer")
-    elif any(p.deepspeed is not None and p.form == "DeepSpeed config" for p in parts) and _has_auto(changes["deepspeed"]):
-        changes["trainer"] = {}
-        told.append(Finding(id="trainer-assumed", key="trainer", text="\"auto\" is the Hugging Face Trainer's to fill: its defaults are taken, since no TrainingArguments were pasted"))
-    if given and changes.get("trainer") and not changes["deepspeed"].keys() & {"train_batch_size", "train_micro_batch_size_per_gpu"}:
-        told.append(Finding(id="batch-missing", key="train_micro_batch_size_per_gpu", text="is missing, as is train_batch_size, and DeepSpeed stops without either, for nothing but an \"auto\" is filled from the arguments; add \"train_micro_batch_size_per_gpu\": \"auto\", which is answered here"))
-    for part in (p for p in parts if p.arguments_class):
-        told += [f for f in [fill(part.arguments_class, part.defaults, changes)] if f is not None]
-    _find_batch(changes, any(p.form == "TrainingArguments" for p in parts), told, unread)
+    written = any(p.deepspeed is not None and p.form not in _ANSWERS for p in parts)
+    instead = without.Meant() if written and "method" not in changes else without.meant(parts, changes, told)
+    missing = without.recipe_missing(parts)
+    if missing:
+        told.append(Finding(id="recipe-file", key="", text=f"{missing[:80]} is not opened: paste the arguments that are in it too"))
+    if given:
+        changes["deepspeed"], more = coerced(plain(_merged(given, told), "deepspeed"))
+        told += more
+    if instead.config is not None:
+        changes["deepspeed"] = plain(instead.config, "deepspeed")
+        changes |= {"method": instead.method} if instead.method else {}
+    _trainer_of_config(parts, changes, told, bool(trainers), bool(given))
+    for part in (p for p in parts if p.defaults and not (missing and p.names_recipe)):
+        told += [f for f in [_filled(part, changes)] if f is not None]
+    _find_batch(changes, any(p.form in _ARGUMENTS or p.tool for p in parts), told, unread)
     _from_arguments(changes)
+    _quantize(parts, changes, unread)
     launcher = next((p.launcher for p in reversed(parts) if p.launcher), None)
     _find_release(text, changes, told)
     told += _of_the_run(parts, changes, launcher)
     forms = tuple(dict.fromkeys(p.form for p in parts if p.form != "Python beside the model"))
-    return Pasted(changes=changes, forms=forms, coercions=_first(told), unread=_first(unread), launcher=launcher)
+    inferred = not written and instead.config is not None and not instead.surely
+    return Pasted(changes=changes, forms=forms, coercions=_first(told), unread=_first(unread), launcher=launcher, inferred=inferred, unseen=instead.unseen and not given)
+
+
+_ARGUMENTS = ("TrainingArguments",)
+_ANSWERS = ("accelerate config", "command line")
+"""Where a config is accelerate's own answers, which give way to a file that the Trainer's arguments name."""
+
+
+def _trainer_of_config(parts: list[Part], changes: dict[str, Any], told: list[Finding], arguments: bool, given: bool) -> None:
+    """Whether the Trainer is assumed for a config's "auto", and what a config lacks beside it."""
+    config = changes.get("deepspeed")
+    if config is not None and not arguments and _has_auto(config):
+        changes["trainer"] = {}
+        if any(p.deepspeed is not None and p.form == "DeepSpeed config" for p in parts):
+            told.append(Finding(id="trainer-assumed", key="trainer", text="\"auto\" is the Hugging Face Trainer's to fill: its defaults are taken, since no TrainingArguments were pasted"))
+    if given and "method" not in changes and changes.get("trainer") and not changes["deepspeed"].keys() & {"train_batch_size", "train_micro_batch_size_per_gpu"}:
+        told.append(Finding(id="batch-missing", key="train_micro_batch_size_per_gpu", text="is missing, as is train_batch_size, and DeepSpeed stops without either, for nothing but an \"auto\" is filled from the arguments; add \"train_micro_batch_size_per_gpu\": \"auto\", which is answered here"))
+
+
+def _filled(part: Part, changes: dict[str, Any]) -> Finding | None:
+    """What the piece's class or tool takes where nothing else is said."""
+    whole = f"TRL {RELEASE}" if part.arguments_class else part.tool
+    return fill(part.arguments_class or part.tool, whole, part.defaults, changes)
+
+
+def _quantize(parts: list[Part], changes: dict[str, Any], unread: list[Finding]) -> None:
+    """Weights in 4 bit, for which the model's config is the place."""
+    section = next((p.quantization for p in reversed(parts) if p.quantization is not None), None)
+    if section is not None:
+        trainer, config = changes.get("trainer") or {}, changes.get("deepspeed", {})
+        half = trainer.get("fp16") is True or isinstance(config.get("fp16"), Mapping) and config["fp16"].get("enabled") is True
+        told = quantization.onto(changes, section, "float16" if half else "bfloat16")
+        unread += [told] if told is not None else []
 
 
 def _first(found: list[Finding]) -> tuple[Finding, ...]:
@@ -270,7 +328,7 @@ def _find_gpus(changes: dict[str, Any], total: Any, micro: int, steps: Any, told
 
 def _of_the_run(parts: list[Part], changes: dict[str, Any], launcher: str | None) -> Iterator[Finding]:
     """What the order of a script's lines and its launcher mean for DeepSpeed."""
-    if launcher == "python" and "deepspeed" in changes and not any(f.id == "launched-with-python" for p in parts for f in p.told):
+    if launcher == "python" and "deepspeed" in changes and "method" not in changes and not any(f.id == "launched-with-python" for p in parts for f in p.told):
         yield Finding(id="launched-with-python", key="launcher", text=WITH_PYTHON)
     made = [p.makes for p in parts if p.makes]
     zero = changes.get("deepspeed", {}).get("zero_optimization", {})
@@ -303,6 +361,8 @@ def _make_room(job: dict[str, Any], changes: dict[str, Any]) -> None:
         job["trainable"] = ["*"]
     if changes.get("trainer"):
         job.update(gradient_checkpointing=changes["trainer"].get("gradient_checkpointing", False) is True, use_cache=False)
+    if "deepspeed" in changes and "method" not in changes:
+        job.pop("method", None)
     if "deepspeed" not in changes and "micro_batch" in changes:
         job["deepspeed"] = {k: v for k, v in (job.get("deepspeed") or {}).items() if k not in ("train_micro_batch_size_per_gpu", "train_batch_size")}
     if changes.get("trainer") == {} and job.get("trainer"):

@@ -132,7 +132,7 @@ def _values(call: ast.Call, names: Names, part: Part) -> Iterator[tuple[str, Any
             value = literal(node, names)
         except ValueError:
             if key == "deepspeed":
-                part.told.append(Finding(id="config-file", key=key, text=f"is {written(node)}, which is not in the text; paste what is in it too"))
+                part.names_config = key, f"{written(node)}"
                 yield key, True
             else:
                 part.unread.append(Finding(id="unread", key=key, text=f"is {written(node)}, which is no value but code, and code is not run"))

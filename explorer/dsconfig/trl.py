@@ -8,9 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from explorer.catalog import catalog_name, find_model
-from explorer.dsconfig.findings import Finding
-
 RELEASE = "1.16.0"
 
 
@@ -48,28 +45,3 @@ def defaults(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     if config.max_length is not None and not any(key in given for key in LENGTHS):
         found["sequence"] = config.max_length
     return found
-
-
-def fill(name: str, missing: dict[str, Any], changes: dict[str, Any]) -> Finding | None:
-    """The class's defaults put into a job's fields, and told. A config that enables fp16 is taken at its word: with bf16 beside it nothing would run."""
-    trainer, fp16 = changes["trainer"], changes.get("deepspeed", {}).get("fp16")
-    said: list[str] = []
-    for key, value in missing.items():
-        if key == "sequence" and "sequence" not in changes:
-            changes["sequence"] = _within(changes.get("model"), value)
-            said.append(f"cuts samples at {changes['sequence']:,} tokens")
-        elif key == "bf16" and key not in trainer and not trainer.get("fp16") and not (isinstance(fp16, Mapping) and fp16.get("enabled") is True):
-            trainer["bf16"] = True
-            said.append("computes in bf16")
-        elif key not in ("sequence", "bf16") and key not in trainer:
-            trainer[key] = value
-            said.append("turns gradient checkpointing on" if key == "gradient_checkpointing" else f"takes {value:g} for learning_rate")
-    listed = f"{', '.join(said[:-1])} and {said[-1]}" if len(said) > 1 else "".join(said)
-    return Finding(id="trl-defaults", key=name, text=f"{listed} where nothing else is said, as TRL {RELEASE} has it: taken so") if said else None
-
-
-def _within(model: Any, tokens: int) -> int:
-    """No more than the catalog's model has positions for."""
-    known = catalog_name(model) if isinstance(model, str) else None
-    limit = None if known is None else find_model(known).sequence_limit
-    return tokens if limit is None else min(tokens, limit)

@@ -170,7 +170,8 @@ def test_a_tools_flat_yaml():
     pasted = read("### model\nmodel_name_or_path: /data/Qwen2.5-7B\nstage: sft\ncutoff_len: 4096\nflash_attn: fa2\nper_device_train_batch_size: 2\nlearning_rate: 1.0e-5\nbf16: true\ndeepspeed: examples/ds_z3.json\n")
     c = pasted.changes
     assert (c["model"], c["sequence"], c["attention"], c["micro_batch"]) == ("Qwen/Qwen2.5-7B", 4096, "flash_attention_2", 2)
-    assert c["trainer"] == {"per_device_train_batch_size": 2, "learning_rate": 1e-5, "bf16": True}
+    checkpoints = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}}  # LLaMA-Factory's default
+    assert c["trainer"] == {"per_device_train_batch_size": 2, "learning_rate": 1e-5, "bf16": True, **checkpoints}
     assert "ds_z3.json" in told("deepspeed: examples/ds_z3.json\nper_device_train_batch_size: 2\n")["deepspeed"]
 
 
