@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +27,7 @@ _LARGEST = 1 << 40
 _LARGEST_GIB = 1e9
 _MOST_GPUS = 1 << 20
 _MOST_PATTERNS = 1000
+_MOST_SAMPLES = 100_000
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -40,6 +41,8 @@ class Setup:
     attention: str = "sdpa"
     sequence: int | None = None
     """Decoder-only, encoder or text length in tokens; None is the model's default."""
+    lengths: tuple[int, ...] | None = None
+    """Tokens of each sample, in the order in which they come; `sequence` is then where they are cut."""
     target_sequence: int | None = None
     """Label length of an encoder-decoder."""
     image_size: int | None = None
@@ -98,10 +101,12 @@ class Setup:
         return cls.from_job(read_json(path, "job"))
 
     def to_job(self) -> dict[str, Any]:
-        """The job file of this Setup, every key present, but for a `method` that is DeepSpeed."""
+        """The job file of this Setup, every key present, but for a `method` that is DeepSpeed and `lengths` that nobody gave."""
         written = {f.name: getattr(self, f.name) for f in fields(self)}
         if self.method == METHODS[0]:
             del written["method"]
+        if self.lengths is None:
+            del written["lengths"]
         return {"schema": SCHEMA, **plain(written, "job")}
 
     def replace(self, **changes: Any) -> Setup:
@@ -158,6 +163,8 @@ def _own(name: str, value: Any) -> Any:
         return {"use_reentrant": True, **copied} if name == "gradient_checkpointing" else copied  # torch's default where an object does not say
     if name == "trainable" and isinstance(value, Iterable) and not isinstance(value, str):
         return tuple(value)
+    if name == "lengths" and isinstance(value, Sequence) and not isinstance(value, str):
+        return tuple(int(n) if isinstance(n, float) and n.is_integer() else n for n in value)
     value = scalar(value)
     return int(value) if name in _WHOLE and isinstance(value, float) and value.is_integer() else value
 
@@ -200,6 +207,7 @@ def _check(s: Setup) -> None:
     _count(s, "micro_batch", 1)
     for name in ("sequence", "target_sequence", "image_size"):
         _count(s, name, 1, optional=True)
+    _check_lengths(s.lengths)
     for name in ("world_size", "gpus_per_node"):
         _count(s, name, 1, most=_MOST_GPUS)
     _count(s, "rank", 0)
@@ -232,6 +240,18 @@ def _check(s: Setup) -> None:
         raise BadInput("gpu", f"is {shown(s.gpu)}; give a card's name, such as \"A100-80GB\", or null")
     _check_checkpointing(s.gradient_checkpointing)
     allocator_options.check(s.allocator)
+
+
+def _check_lengths(asked: Any) -> None:
+    if asked is None:
+        return
+    if not isinstance(asked, tuple) or not asked:
+        raise BadInput("lengths", f"is {shown(asked)}; give a list of the samples' lengths in tokens, such as [700, 1100]")
+    if len(asked) > _MOST_SAMPLES:
+        raise BadInput("lengths", f"holds {len(asked)} samples; give at most {_MOST_SAMPLES}, which stand for the others")
+    for n in asked:
+        if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= _LARGEST:
+            raise BadInput("lengths", f"holds {shown(n)}; give each sample's length as a whole number of tokens of at least 1")
 
 
 _CHECKPOINTING = {"use_reentrant", "preserve_rng_state", "determinism_check", "debug", "early_stop"}

@@ -220,7 +220,7 @@ def make_batch(model: Model, setup: Setup, *, device: str, dtype: Any, generator
         return _made(model, at.micro_batch, at.sequence, device, dtype)[1]
     make = _BatchMaker(model, at.micro_batch, device, dtype, generator)
     batch = _BATCHES[model.task](make, at)
-    if setup.padding and "input_ids" in batch:
+    if (setup.padding or at.pads) and "input_ids" in batch:
         batch["attention_mask"] = make.padded_mask(batch["input_ids"].shape)
     return batch
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from explorer.catalog import Lengths
 from explorer.dsconfig import methods, versions
 from explorer.estimator import figures, saving, verdict
+from explorer.estimator.replay import MOST_BATCHES
 from explorer.estimator.rules import flattening
 from explorer.estimator.work import Work
 from explorer.units import GiB, human
@@ -27,6 +29,8 @@ def notes(work: Work) -> tuple[str, ...]:
         said.append("weights in 4 bit are derived from what bitsandbytes stores and allocates, not measured; what loading and quantizing them takes is left out")
     if work.model.in_4_bit and work.settings.stage == 3:
         said.append(f"stage 3 divides 4-bit weights only where bnb_4bit_quant_storage is of the model's dtype ({work.settings.precision}), and transformers builds such a model without zero.Init: both are taken so")
+    if len(work.lengths.batches) > 1:
+        said.append(_varying(work.lengths))
     if work.save is not None:
         saved = saving.note(work.save, work.settings, work.tape, work.patches, work.setup.lora is not None)
         said.extend([saved] if saved else [])
@@ -44,6 +48,18 @@ def notes(work: Work) -> tuple[str, ...]:
         often = verdict.flushing(here)
         said.append(f"under this limit PyTorch empties its cache {often} (num_alloc_retries) and asks the driver for memory anew: training will be slow")
     return tuple(said)
+
+
+def _varying(lengths: Lengths) -> str:
+    """What was played of a job whose batches vary in length."""
+    shortest, longest, count = min(lengths.batches), max(lengths.batches), len(lengths.batches)
+    if shortest == longest:
+        return f"every batch is {longest:,} tokens long"
+    played = f"{MOST_BATCHES} of {count}" if count > MOST_BATCHES else f"all {count}"
+    return (
+        f"batches are {shortest:,} to {longest:,} tokens long, each padded to its longest sample: {played} were played in turn, "
+        f"in their order; the peak is the longest batch's, and PyTorch's cache grows with each new length"
+    )
 
 
 def _evaluation(work: Work) -> Iterator[str]:

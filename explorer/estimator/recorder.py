@@ -164,7 +164,7 @@ class _Recording:
             changes["image_size"] = round(at["patches"] ** 0.5) * self.model.patch_size
         if self.key.attention == "flash_attention_2":
             changes["attention"] = "sdpa"
-        return self.setup.replace(**changes)
+        return self.setup.replace(**changes, lengths=None, padding=self.key.padding)
 
     def _model(self, patches: int) -> tuple[Any, tuple[Layers, ...]]:
         """The model with its layers thinned out, and what was thinned; one per image size."""

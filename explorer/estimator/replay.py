@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from explorer.estimator.rules.stage3 import Stage3
 from explorer.estimator.rules.stage12 import Stage12
 from explorer.estimator.stream import Stream, Writer
 from explorer.estimator.tape import Tape
-from explorer.profile import CATEGORIES, Phase
+from explorer.profile import CATEGORIES, Phase, Step
 
 _ACTIVATIONS, _TEMPORARY = CATEGORIES.index("activations"), CATEGORIES.index("temporary")
 
@@ -58,11 +58,12 @@ def wrapper(settings: Settings) -> type[Rules]:
 
 def replay(
     settings: Settings, tape: Tape, lengths: Mapping[str, int | None], workspace_bytes: int, overflows: bool = True, device: Device | None = None,
-    between: Mapping[Phase, Callable[[Rules], None]] | None = None,
+    between: Mapping[Phase, Callable[[Rules], None]] | None = None, batches: Sequence[int] = (),
 ) -> tuple[Stream, Rules]:
     """The stream of a first and a steady step, and the rules that wrote it (for their host ledger).
 
     `overflows`: whether the first loss scale of fp16 is too high for this model. `device`: the card, where one is known.
+    `batches`: tokens of batches that follow one another where they vary; the steady step is then a step of each in turn.
     `between`: phases beside the steps, each with what writes its events. They come before the steady step, which may then repeat itself.
 
     `workspace_bytes`: cuBLAS's workspace, which PyTorch's allocator hands out at the first matrix product and keeps: once for
@@ -77,18 +78,23 @@ def replay(
     rules = wrapper(settings)(job, writer)
     rules.init()
     writer.mark(0, "first", "init")
-    micro_batches = _MicroBatches(tape, tape.values(lengths), writer, rules)
+    steps = settings.gradient_accumulation_steps
+    played = sorted({0, min(1, steps - 1), steps - 1})
+    shapes = [tape.values({**lengths, "sequence": tokens}) for tokens in _turns(batches, len(played))] or [tape.values(lengths)]
+    skips = overflows and _skips_first(settings)
+    firsts = 2 if skips else 1
+    micro_batches = _MicroBatches(tape, shapes, firsts * len(played), writer, rules)
     start = len(writer.order)
     micro_batches.load_batch()
     micro_batches.workspaces = {place: workspace_bytes if place[0] == CUBLAS else CUBLASLT_BYTES for place in _WORKSPACES}
-    steps = settings.gradient_accumulation_steps
-    skips = overflows and _skips_first(settings)
-    for number, step in enumerate(("first", "first", "steady") if skips else ("first", "steady")):
-        for phase, write in (between or {}).items() if step == "steady" else ():
+    for number in range(firsts + max(1, len(shapes) // len(played))):
+        step: Step = "first" if number < firsts else "steady"
+        for phase, write in (between or {}).items() if number == firsts else ():
             write(rules)
             writer.mark(start, step, phase)
             start = len(writer.order)
-        for index in sorted({0, min(1, steps - 1), steps - 1}):
+        for index in played:
+            micro_batches.next_batch()
             rules.before_micro(index)
             micro_batches.forward()
             writer.mark(start, step, "forward")
@@ -105,6 +111,21 @@ def replay(
     return writer.stream(), rules
 
 
+MOST_BATCHES = 24
+"""Of varying length that are played in one turn."""
+
+
+def _turns(batches: Sequence[int], at_once: int) -> list[int]:
+    """The batches that are played in turn, a whole number of steps: evenly spaced ones of many, the longest always among them."""
+    if not batches:
+        return []
+    count = max(1, min(len(batches), MOST_BATCHES) // at_once) * at_once
+    chosen = [batches[i * len(batches) // count] for i in range(count)]
+    if max(batches) not in chosen:
+        chosen[count // 2] = max(batches)
+    return chosen
+
+
 def _skips_first(settings: Settings) -> bool:
     """Whether the first applied step can follow a skipped one: fp16 with a dynamic loss scale may start too high. What the skipped step
     leaves in the cache is there for the first applied one, and stage 3 prefetches from its second micro-batch on."""
@@ -115,10 +136,13 @@ def _skips_first(settings: Settings) -> bool:
 class _MicroBatches:
     """Copies a tape's events into the stream, stopping wherever the rules act."""
 
-    def __init__(self, tape: Tape, values: np.ndarray, writer: Writer, rules: Rules) -> None:
-        self.tape, self.values, self.writer, self.rules = tape, values, writer, rules
+    def __init__(self, tape: Tape, shapes: Sequence[np.ndarray], before: int, writer: Writer, rules: Rules) -> None:
+        """`shapes`: the tape's values for each batch in turn, of which the last ones come first, `before` the turn, which so ends as it began."""
+        self.tape, self.shapes, self.writer, self.rules, self.turn = tape, shapes, writer, rules, -before
+        self.values = shapes[self.turn % len(shapes)]
         self.flat: Unrolled = tape.unrolled
-        self.sizes = values[self.flat.size_rows]
+        self.sizes = self.values[self.flat.size_rows]
+        self.batch: list[int] = []
         self.categories = np.where(self.flat.categories == ACTIVATION, _ACTIVATIONS, _TEMPORARY).tolist()
         self.owners = [tape.modules[i] if i >= 0 else "" for i in self.flat.owners.tolist()]
         wanted = (GRADIENT, MATMUL, ENTER, LEAVE) if rules.wants_modules else (GRADIENT, MATMUL)
@@ -131,9 +155,19 @@ class _MicroBatches:
         """(Library, direction) → bytes of the workspace that the direction's thread has yet to take."""
 
     def load_batch(self) -> None:
-        """The batch itself, which the caller keeps."""
-        for row in self.tape.batch:
-            self.writer.allocate(int(self.values[row]), "activations", "batch", "traced")
+        """The batch itself, which the caller keeps until it has the next."""
+        before, self.batch = self.batch, [
+            self.writer.allocate(int(self.values[row]), "activations", "batch", "traced") for row in self.tape.batch
+        ]
+        self.writer.free(*before)
+
+    def next_batch(self) -> None:
+        """Take the next of several shapes. One shape stays as it was loaded."""
+        if len(self.shapes) > 1:
+            self.values = self.shapes[self.turn % len(self.shapes)]
+            self.sizes = self.values[self.flat.size_rows]
+            self.turn += 1
+            self.load_batch()
 
     def forward(self) -> None:
         """One forward."""

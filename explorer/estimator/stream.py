@@ -52,6 +52,11 @@ class Stream:
         """Position in the order where the steady step begins, after what comes between steps; the order's length where there is none."""
         return next((mark.start for mark in self.marks if mark.step == "steady" and mark.phase not in BETWEEN), len(self.order))
 
+    @property
+    def steps(self) -> int:
+        """Steps in the steady part: one, or one of each batch where their lengths vary."""
+        return max(1, sum(mark.step == "steady" and mark.phase == "step" for mark in self.marks))
+
     def carried(self) -> dict[int, int]:
         """Block that the steady step finds and frees → the block of the same bytes, stream and owner that it leaves in its place.
 

@@ -30,7 +30,7 @@ def key(setup: Setup, precision: str, model: Model, lengths: Lengths, card: Card
         attention=setup.attention,
         generation=_generation(setup, precision, card),
         checkpointing=_checkpointing(setup),
-        padding=setup.padding,
+        padding=setup.padding or lengths.pads,
         use_cache=setup.use_cache,
         trainable=setup.trainable,
         lora="" if setup.lora is None else json.dumps(setup.lora, sort_keys=True, default=dict),

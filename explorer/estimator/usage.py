@@ -161,13 +161,13 @@ class _Branch:
         for levels in self.levels[1:]:
             start = levels[0][0]
             reserved[start:] = np.maximum(reserved[start:], _steps(levels, start, len(reserved)))
-        usage = Usage(allocated, reserved, sizes, flushes=tuple(self.flushes), steps=self.steps, settled=self.settled is not None)
+        usage = Usage(allocated, reserved, sizes, flushes=tuple(self.flushes), steps=self.steps * stream.steps, settled=self.settled is not None)
         if len(self.ends) > 1 and not self.failed:
             since = self.steps // 2 if self.settled is None else self.settled
-            usage.retries = (self.ends[-1] - self.ends[since]) / (self.steps - since)
+            usage.retries = (self.ends[-1] - self.ends[since]) / (self.steps - since) / stream.steps
         if self.failed:
             block, player = int(stream.order[self.played]), self.player
-            usage.failure = OutOfMemory(self.played, block, int(stream.bytes[block - 1]), player.allocated, player.reserved, self.steps)
+            usage.failure = OutOfMemory(self.played, block, int(stream.bytes[block - 1]), player.allocated, player.reserved, self.steps * stream.steps)
         return usage
 
 

@@ -90,7 +90,7 @@ class Work:
         self.patches = self.lengths.patches or 0
         self.device = device_of(setup)
         try:
-            self.stream, self.rules = replay(self.settings, self.tape, at, workspace, overflows=self.model.task not in NEVER_OVERFLOW, device=self.device, between=self._between_steps(on_progress))
+            self.stream, self.rules = replay(self.settings, self.tape, at, workspace, overflows=self.model.task not in NEVER_OVERFLOW, device=self.device, between=self._between_steps(on_progress), batches=self.lengths.batches)
         except CouldNotRun as error:
             raise CouldNotRun(f"{error}; {states_bound(self.settings, self.tape, at)}") from None
         self.capacity = capacity_of(setup)
