@@ -42,6 +42,8 @@ class Part:
     """(key, file or code) of a DeepSpeed config that the piece only names."""
     names_recipe: str = ""
     """A file of arguments that a command is given."""
+    wraps: bool = False
+    """Whether it puts torch's own DDP or FSDP around the model, which gives way to DeepSpeed elsewhere in the text."""
     starts_alone: bool = False
     """Whether it is a whole command, which would say so where it used DeepSpeed."""
 

@@ -189,7 +189,8 @@ _DEFAULT_BATCH = 8
 
 def _together(parts: list[Part], text: str) -> Pasted:
     """Later pieces add to earlier ones, and win where they differ; a command wins over the file that it is given, a model's own line over its tokenizer's."""
-    parts = sorted(parts, key=lambda p: p.names_recipe != "")
+    uses = any(p.names_config or p.launcher == "deepspeed" or p.deepspeed is not None and not p.wraps for p in parts)
+    parts = sorted((p for p in parts if not (uses and p.wraps)), key=lambda p: p.names_recipe != "")
     changes: dict[str, Any] = {}
     for part in sorted(parts, key=lambda p: p.form != "Python beside the model"):
         changes.update(part.job)
@@ -199,7 +200,7 @@ def _together(parts: list[Part], text: str) -> Pasted:
     trainers = [p.trainer for p in parts if p.trainer is not None]
     if trainers:
         changes["trainer"] = plain({k: v for trainer in trainers for k, v in trainer.items() if v is not None}, "trainer")
-    written = any(p.deepspeed is not None and p.form not in _ANSWERS for p in parts)
+    written = any(p.deepspeed is not None and p.form not in _ANSWERS and not p.wraps for p in parts)
     instead = without.Meant() if written and "method" not in changes else without.meant(parts, changes, told)
     missing = without.recipe_missing(parts)
     if missing:

@@ -8,13 +8,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from explorer.dsconfig import calls
 from explorer.dsconfig.findings import Finding
 from explorer.dsconfig.literals import Bindings, Names, closing, keywords, literal, parsed, written
 from explorer.dsconfig.parts import Part, take_arguments
 from explorer.dsconfig.trl import CONFIGS, LENGTHS, defaults
 from explorer.errors import shown
 
-_CALL = re.compile(r"\b([A-Za-z_]\w{0,60}(?:\.\w{1,60}){0,4})\s{0,8}\(")
+_CALL = re.compile(r"(?<!class )(?<!def )\b([A-Za-z_]\w{0,60}(?:\.\w{1,60}){0,4})\s{0,8}\(")
 _OF_A_MODEL = ("pretrained_model_name_or_path", "attn_implementation", "use_flash_attention_2", "load_in_4bit", "load_in_8bit")
 _MOST_CALLS = 200
 
@@ -33,8 +34,10 @@ def read_calls(text: str, bindings: Bindings) -> Iterator[Part]:
         inside = text[match.end() : close]
         if match[1] == "dict" and not any(f"{key}=" in inside for key in _OF_A_CONFIG):
             continue
-        part, end = Part(form="Python", start=match.start(), end=close), close
-        names = bindings.before(match.start())
+        part, names = Part(form="Python", start=match.start(), end=close), bindings.before(match.start())
+        if calls.is_trainer(match[1]):  # whose arguments are calls that are read by themselves
+            part.end = match.end()
+        end = part.end
         if match[1] != "dict":
             _read_call(part, match[1], inside, names)
         elif not _read_config(part, inside, names):
@@ -42,9 +45,19 @@ def read_calls(text: str, bindings: Bindings) -> Iterator[Part]:
         yield part
 
 
+_READ = ("from_pretrained", "from_config", "gradient_checkpointing_enable", "LoraConfig", "BitsAndBytesConfig")
+
+
 def _wanted(name: str) -> bool:
     last = name.rpartition(".")[2]
-    return last.endswith("TrainingArguments") or last in CONFIGS or last in ("from_pretrained", "from_config", "gradient_checkpointing_enable", "LoraConfig") or name == "dict"
+    if last.endswith("TrainingArguments") or last in CONFIGS or last in _READ or name == "dict":
+        return True
+    return calls.is_trainer(last) or last in calls.WRAPPERS or last == "get_peft_model" and _of_unsloth(name)
+
+
+def _of_unsloth(name: str) -> bool:
+    """`FastLanguageModel.…`, `FastVisionModel.…`, `FastModel.…`."""
+    return re.match(r"(?:\w+\.)*Fast\w*Model\.", name) is not None
 
 
 _OF_A_CONFIG = {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu"}
@@ -65,16 +78,23 @@ def _read_call(part: Part, name: str, inside: str, names: Names) -> None:
     if call is None:
         part.unread.append(Finding(id="unread", key=last, text="is not Python as it stands; paste the whole call"))
         return
+    if _of_unsloth(name):
+        calls.take_unsloth(part, last, call, names)
+        return
+    for take, wanted in _TAKEN:
+        if wanted(last):
+            take(part, last, call, names)
+            return
+    bits: dict[str, Any] = {}
     if last in ("from_pretrained", "from_config"):
+        bits = calls.bits_of(next((k.value for k in call.keywords if k.arg == "quantization_config"), None), names)
         call.keywords = [k for k in call.keywords if k.arg in _OF_A_MODEL]
-    given = dict(_values(call, names, part))
+    given = {**dict(_values(call, names, part)), **bits}
     if last == "gradient_checkpointing_enable":
         kwargs = given.get("gradient_checkpointing_kwargs")
         part.job["gradient_checkpointing"] = dict(kwargs) if isinstance(kwargs, dict) else True
     elif last in ("from_pretrained", "from_config"):
         _take_model(part, name, call, given, names)
-    elif last == "LoraConfig":
-        part.job["lora"] = {k: v for k, v in given.items() if k in ("r", "target_modules", "modules_to_save", "lora_dropout", "bias", "use_rslora")}
     else:
         part.form, part.trainer, part.makes = "TrainingArguments", {}, "arguments"
         if isinstance(first := _first(call, names), str):
@@ -82,6 +102,15 @@ def _read_call(part: Part, name: str, inside: str, names: Names) -> None:
         take_arguments(part, given)
         _take_class(part, last, given)
         part.unread = [_with_default(f, part.defaults) for f in part.unread]
+
+
+_TAKEN = (
+    (lambda part, _, call, names: calls.take_lora(part, call, names), "LoraConfig".__eq__),
+    (lambda part, _, call, names: calls.take_bits(part, call, names), "BitsAndBytesConfig".__eq__),
+    (calls.take_trainer, calls.is_trainer),
+    (calls.take_wrapper, calls.WRAPPERS.__contains__),
+)
+"""How a call is read, and which."""
 
 
 def _take_class(part: Part, name: str, given: Mapping[str, Any]) -> None:
