@@ -81,6 +81,7 @@ def _workspace(capability: float, amd: bool, large: bool) -> int:
     return 32 * MiB if large else 2 * 4096 * KiB + 8 * 16 * KiB
 
 
+@lru_cache(maxsize=256)
 def find_card(name: str) -> Card:
     """A card by name, in any writing, a driver's too: "NVIDIA A100-SXM4-80GB", "4090", "a100 80g".
 

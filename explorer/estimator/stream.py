@@ -75,7 +75,8 @@ class Stream:
 
 
 _CATEGORY = {name: i for i, name in enumerate(CATEGORIES)}
-_PROVENANCE = {name: i for i, name in enumerate(PROVENANCES)}
+_KINDS = {name: i * len(CATEGORIES) for i, name in enumerate(PROVENANCES)}
+_STREAM = len(CATEGORIES) * len(PROVENANCES)
 
 
 class Writer:
@@ -83,9 +84,8 @@ class Writer:
 
     def __init__(self) -> None:
         self.bytes: list[int] = []
-        self.categories: list[int] = []
-        self.provenance: list[int] = []
-        self.streams: list[int] = []
+        self.kinds: list[int] = []
+        """Category, provenance and stream of each block as one number, which is quicker to keep than three."""
         self.owners: list[str] = []
         self.order: list[int] = []
         self.marks: list[Mark] = []
@@ -95,9 +95,7 @@ class Writer:
         if n_bytes <= 0:
             return 0
         self.bytes.append(n_bytes)
-        self.categories.append(_CATEGORY[category])
-        self.provenance.append(_PROVENANCE[provenance])
-        self.streams.append(stream)
+        self.kinds.append(_CATEGORY[category] + _KINDS[provenance] + stream * _STREAM)
         self.owners.append(owner)
         number = len(self.bytes)
         self.order.append(number)
@@ -105,7 +103,9 @@ class Writer:
 
     def free(self, *blocks: int) -> None:
         """Free blocks, in the order given."""
-        self.order.extend(-block for block in blocks if block)
+        for block in blocks:
+            if block:
+                self.order.append(-block)
 
     def transient(self, n_bytes: int, owner: str, stream: int = COMPUTE) -> None:
         """A temporary that is gone before anything else happens."""
@@ -115,15 +115,18 @@ class Writer:
         """Number blocks of a tape without allocating them; returns what to add to a tape's block numbers."""
         base = len(self.bytes)
         self.bytes.extend(sizes.tolist())
-        self.categories.extend(categories)
-        self.provenance.extend([_PROVENANCE["traced"]] * len(sizes))
-        self.streams.extend([COMPUTE] * len(sizes))
+        traced = _KINDS["traced"] + COMPUTE * _STREAM
+        self.kinds.extend([category + traced for category in categories])
         self.owners.extend(owners)
         return base
 
     def rename(self, block: int, category: Category) -> None:
         """Give a block of a tape another category: a gradient, once it is one."""
-        self.categories[block - 1] = _CATEGORY[category]
+        self.kinds[block - 1] += _CATEGORY[category] - self.kinds[block - 1] % len(_CATEGORY)
+
+    def stream_of(self, block: int) -> int:
+        """The CUDA stream whose pool a block comes from."""
+        return self.kinds[block - 1] // _STREAM
 
     def mark(self, start: int, step: Step, phase: Phase) -> None:
         """A phase ran from position `start` to here."""
@@ -131,11 +134,13 @@ class Writer:
 
     def stream(self) -> Stream:
         """What was written."""
+        streams, rest = np.divmod(np.array(self.kinds, dtype=np.int16), _STREAM)
+        provenance, categories = np.divmod(rest, len(_CATEGORY))
         return Stream(
             bytes=np.array(self.bytes, dtype=np.int64),
-            categories=np.array(self.categories, dtype=np.int8),
-            provenance=np.array(self.provenance, dtype=np.int8),
-            streams=np.array(self.streams, dtype=np.int8),
+            categories=categories.astype(np.int8),
+            provenance=provenance.astype(np.int8),
+            streams=streams.astype(np.int8),
             owners=self.owners,
             order=np.array(self.order, dtype=np.int64),
             marks=tuple(self.marks),

@@ -45,7 +45,7 @@ class Device:
                 continue
             if position in releases:
                 allocator.release()
-            live[event] = allocator.allocate(sizes[event - 1], int(writer.streams[event - 1]))
+            live[event] = allocator.allocate(sizes[event - 1], writer.stream_of(event))
         allocator.release()
         if not self.has_nvml:
             return self.total_bytes - sum(block[SIZE] for block in live.values())
