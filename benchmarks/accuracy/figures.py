@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from benchmarks.accuracy.rows import Pair, Row, limit_ratio
-from explorer.estimator.figures import NCCL_BYTES
+from explorer.estimator.host import NCCL_BYTES
 from explorer.profile import CATEGORIES
 from explorer.units import MiB
 

@@ -9,7 +9,7 @@ from typing import Any
 from explorer.catalog import own_model
 from explorer.dsconfig import versions
 from explorer.errors import BadInput, shown
-from explorer.estimator import figures, tapes
+from explorer.estimator import figures, host, tapes
 from explorer.estimator.largest import largest_micro_batch
 from explorer.estimator.notes import notes
 from explorer.estimator.sources import at_peak
@@ -54,7 +54,7 @@ def _profile(work: Work, largest: int | None, sources: bool) -> Profile:
         peak=figures.peak(work.stream, work.unlimited, limited),
         steps=figures.steps(work.stream, work.unlimited, limited),
         at_peak=figures.categories_at(work.stream, work.unlimited, int(work.unlimited.allocated.argmax())),
-        host=figures.host(work.rules, work.setup),
+        host=host.host(work),
         outside_pytorch_bytes=outside_pytorch(work.card, work.setup.world_size),
         verdict=answer,
         largest_micro_batch=largest,

@@ -6,16 +6,9 @@ import numpy as np
 
 from explorer import timeline
 from explorer.estimator import verdict
-from explorer.estimator.rules.base import Rules
 from explorer.estimator.stream import PROVENANCES, Stream
 from explorer.estimator.usage import Usage
-from explorer.profile import BETWEEN, CATEGORIES, Host, Peak, PhaseMemory
-from explorer.setup import Setup
-
-PROCESS_BYTES = 950_000_000
-"""Host memory that CUDA's context, its libraries and the kernels add to a process as they load, beyond Python and torch themselves: 0.7 to 1.2 GB on an H200, by the kernels a model needs."""
-NCCL_BYTES = 357_000_000
-"""What NCCL's first collective adds to that: the median of five readings on an H200, 343 to 361 MB (benchmarks/gpu/host-h200.jsonl)."""
+from explorer.profile import BETWEEN, CATEGORIES, Peak, PhaseMemory
 
 
 def categories_at(stream: Stream, usage: Usage, position: int) -> dict[str, int]:
@@ -67,18 +60,6 @@ def provenance(stream: Stream) -> dict[str, str]:
             weights = np.bincount(stream.provenance[mine], weights=stream.bytes[mine], minlength=len(PROVENANCES))
             result[name] = PROVENANCES[int(weights.argmax())]
     return result
-
-
-def host(rules: Rules, setup: Setup) -> Host:
-    """What DeepSpeed keeps on the host, and what CUDA's libraries take there."""
-    held = rules.host
-    resident = held.pinned_bytes + held.pageable_bytes + PROCESS_BYTES + NCCL_BYTES
-    processes = min(setup.world_size, setup.gpus_per_node)
-    first, other = (held.peak_of(saves) + PROCESS_BYTES + NCCL_BYTES for saves in (True, held.every_rank_saves))
-    return Host(
-        pinned_bytes=held.pinned_bytes, pageable_bytes=held.pageable_bytes, resident_bytes=resident,
-        peak_bytes=other if setup.rank else first, per_node_bytes=first + other * (processes - 1),
-    )
 
 
 def curve(stream: Stream, usage: Usage) -> tuple[timeline.Curve, timeline.Phases]:

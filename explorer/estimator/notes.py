@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from explorer.catalog import Lengths
 from explorer.dsconfig import methods, versions
-from explorer.estimator import figures, saving, verdict
+from explorer.estimator import host, saving, verdict
 from explorer.estimator.replay import MOST_BATCHES
 from explorer.estimator.rules import flattening
 from explorer.estimator.work import Work
@@ -36,9 +36,9 @@ def notes(work: Work) -> tuple[str, ...]:
         said.extend([saved] if saved else [])
     if work.setup.attention == "flash_attention_2":
         said.append("flash_attention_2 is taken as PyTorch's own flash kernel")
-    host, asked = figures.host(work.rules, work.setup).per_node_bytes, work.setup.host_ram_gib
-    if asked is not None and host > asked * GiB:
-        said.append(f"host_ram_gib is {asked:g}, and the processes of one node take {human(host)} of host memory at their peak: the host would not hold them")
+    taken, asked = host.host(work).per_node_bytes, work.setup.host_ram_gib
+    if asked is not None and taken > asked * GiB:
+        said.append(f"host_ram_gib is {asked:g}, and the processes of one node take {human(taken)} of host memory at their peak: the host would not hold them")
     if work.card is None:
         said.append("no card is named: attention kernels and cuBLAS's workspace are taken as on Hopper")
     if work.settings.precision == "fp16":

@@ -175,6 +175,18 @@ class Tape:
         """The program written out."""
         return unroll(self.segments, self.program, self.layers, self.modules, [p[0] for p in self.parameters])
 
+    @cached_property
+    def layer_kinds(self) -> int:
+        """Kinds of layer in the forward: different pairs of a module's own parameters and a block that it makes. CUDA's libraries choose
+        their kernels by such shapes, so it counts what they load."""
+        flat, sizes = self.unrolled, [p[1:3] for p in self.parameters]
+        shapes: dict[tuple[Any, ...], int] = {}
+        kinds = [shapes.setdefault(tuple(sizes[i] for i in own), len(shapes)) for own in self.direct]
+        made = flat.order[: flat.forward_end]
+        made = made[made > 0] - 1
+        made = made[flat.owners[made] >= 0]
+        return len(set(zip(np.array(kinds)[flat.owners[made]].tolist(), flat.size_rows[made].tolist(), strict=True)))
+
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
         return {

@@ -88,6 +88,7 @@ class Work:
         workspace = self.card.cublas_workspace_bytes if self.card else DEFAULT_WORKSPACE
         at = _at(self.lengths)
         self.patches = self.lengths.patches or 0
+        self.batch_bytes: list[int] = self.tape.values(at)[list(self.tape.batch)].tolist()
         self.device = device_of(setup)
         try:
             self.stream, self.rules = replay(self.settings, self.tape, at, workspace, overflows=self.model.task not in NEVER_OVERFLOW, device=self.device, between=self._between_steps(on_progress), batches=self.lengths.batches)
