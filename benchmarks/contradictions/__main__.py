@@ -13,6 +13,7 @@ from collections import Counter
 
 from benchmarks.contradictions.runs import answers
 
+
 def main(argv: list[str] | None = None) -> int:
     """The exit code."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], prog="python -m benchmarks.contradictions")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from explorer.advice.message import Kind, Message
+from explorer.units import pytorch_size
 
 
 class Backend(NamedTuple):
@@ -37,10 +38,18 @@ def backend(message: Message | None) -> Backend:
 
 
 def remedy(message: Message) -> str:
-    """What may let a fragmented request through, with its variable; a sentence."""
+    """What may let a fragmented request through, with its variable, and how far that goes; by the message alone."""
+    return f"{_option(message)} It gives {pytorch_size(message.cached_bytes)} at most, and nothing towards the next larger batch." if message.cached_bytes else _option(message)
+
+
+def is_old(message: Message) -> bool:
+    """Whether the message is of a PyTorch that may be older than expandable_segments (2.1)."""
+    return message.form in ("reserved", "cached") and message.kind == "cuda"
+
+
+def _option(message: Message) -> str:
     of = backend(message)
-    old = message.form in ("reserved", "cached") and message.kind == "cuda"
-    if old:
+    if is_old(message):
         return f"max_split_size_mb ({of.variable}) may let it through; expandable_segments, which does so better, needs PyTorch 2.1."
     if of.expandable:
         return f"{of.variable}=expandable_segments:True may let it through."

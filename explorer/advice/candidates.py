@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from explorer.advice import changes, host, pcie
-from explorer.advice.backends import backend
+from explorer.advice.backends import backend, is_old
 from explorer.advice.kept import kept_weights
 from explorer.advice.message import Message
 from explorer.advice.situation import rules_out_fragments
@@ -75,7 +75,7 @@ def _allocator(setup: Setup, profile: Profile, message: Message | None) -> Itera
     if said and rules_out_fragments(message) or not (doubtful or said and message.cached_bytes):
         return
     of = backend(message)
-    old = said and message.form in ("reserved", "cached") or not of.expandable
+    old = said and is_old(message) or not of.expandable
     if of.expandable and not setup.allocator.get("expandable_segments"):
         yield Candidate("expandable-segments", 0, "nothing but an environment variable" + (", and PyTorch 2.1 or later" if old else ""), changes.expandable, frozenset({"max-split-size"}))
     if of.split and old and not setup.allocator.get("max_split_size_mb"):

@@ -182,7 +182,7 @@ def report(consultation: Consultation, more: Mapping[str, Any]) -> str:
         verdict = profile.verdict
         rows.append(f"estimate {human(profile.peak.allocated_bytes)} at the peak in {profile.peak.allocated_phase}" + (f": {verdict.answer}, {verdict.why}" if verdict.answer else ""))
     for fix in consultation.fixes[:_MOST_FIXES]:
-        answer = "no help" if fix.scarce == "host" and not fix.lowers_host else fix.answer or "-"
+        answer = "no help" if fix.text.startswith("Does not help") else fix.answer or "-"
         rows.append(f"{answer:<13} {fix.id}: {fix.text} Costs {fix.cost}.")
     rows += [f"largest {name.replace('_', ' ')} that fits: {value}" for name, value in (more.get("largest") or {}).items() if isinstance(value, int | str)]
     if more.get("proof"):

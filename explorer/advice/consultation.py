@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from explorer.advice import oom, reading, worlds
+from explorer.advice import oom, reading, tried, worlds
 from explorer.advice.diagnose import diagnose
 from explorer.advice.effects import effects
 from explorer.advice.fixes import Fix, propose
@@ -112,6 +112,8 @@ def consult(base: Setup | None, pasted: Pasted, message: Message, on_progress: t
                 said += of_findings(missing, "note")
             said += effects(setup, profile, pasted.launcher)
             said += diagnose(setup, profile, message, found)
+            if error is None:
+                said = [tried.retold(r, setup, profile, message) for r in said]
             if message.is_gpu and profile.verdict.answer == "fits" and error is None:
                 said.append(remaining(profile, message))
             else:

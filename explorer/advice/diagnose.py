@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 
 from explorer.advice import host, naming
@@ -28,7 +29,10 @@ _ALSO = 0.25
 def diagnose(setup: Setup, profile: Profile, message: Message | None = None, events: Events | None = None) -> list[Remark]:
     """The cause first. `events` (estimator.estimate.events) also names the tensor that a message's request was."""
     settings = resolve(setup)
-    found = [*host.remarks(setup, profile, message), *_dominant(profile), *_kept(setup, profile), *_offload(profile, settings)]
+    found = [*_dominant(profile), *_kept(setup, profile), *_offload(profile, settings)]
+    if message is not None and (message.is_host or message.other or message.cause == "shared-memory"):
+        found = [replace(r, severity="note") if r.severity == "cause" else r for r in found]  # of a memory that did not run out
+    found = [*host.remarks(setup, profile, message), *found]
     if message is not None and message.is_gpu and message.requested is not None and events is not None:
         found += _request(setup, settings, profile, message, events)
     return found
@@ -81,7 +85,7 @@ def _request(setup: Setup, settings: Settings, profile: Profile, m: Message, eve
     asked = pytorch_size(m.requested.bytes)
     if m.requested.bytes <= naming.SMALLEST or m.doubted("requested"):
         return
-    named = naming.name(events, m)
+    named = [n for n in naming.name(events, m) if _is_then(n.allocated_bytes, m)]
     if named:
         alike = dict.fromkeys(n.text for n in named[1:] if n.text != named[0].text)
         others = f" Of the same size: {'; '.join(alike)}." if alike else ""
@@ -91,6 +95,17 @@ def _request(setup: Setup, settings: Settings, profile: Profile, m: Message, eve
     for parameter, width in naming.weights(events.parameters, m.requested)[:2]:
         yield Remark(id="request-weight", severity="hint", key="requested", text=f"{asked} is one {parameter} in {'16 bit' if width == 2 else 'fp32'}: its gradient, a gathered copy, or a cast of it.")
     yield from _larger(setup, m, events)
+
+
+_APART = 0.25
+"""Of what the message has allocated: a tensor that the estimate asks for with more or less than that is not the one that failed."""
+
+
+def _is_then(allocated_bytes: int, m: Message) -> bool:
+    """Whether the job has as much allocated there as the message has, as far as that is known."""
+    if m.allocated is None or m.doubted("allocated"):
+        return True
+    return abs(allocated_bytes - m.allocated.bytes) <= _APART * m.allocated.bytes
 
 
 def _logits(setup: Setup, n_bytes: int) -> str:

@@ -49,23 +49,32 @@ class Fix:
     """Whether a node's memory holds it that does not hold the job as it is."""
     scarce: Literal["gpu", "host"] = "gpu"
     """Which memory is to be saved."""
+    fitted: bool = False
+    """Whether the job fits the GPU without it."""
     text: str = ""
 
     @property
-    def answer(self) -> str | None:
-        """The verdict's answer."""
+    def gpu_answer(self) -> str | None:
+        """The verdict's answer, which is of the GPU alone."""
         return self.profile.verdict.answer if self.profile is not None else None
 
     @property
+    def answer(self) -> str | None:
+        """Of both memories: what the node cannot hold does not fit, however little it leaves on the GPU."""
+        if self.profile is not None and not host.holds(self.setup, self.profile):
+            return "does not fit"
+        return self.gpu_answer
+
+    @property
     def solves(self) -> bool:
-        """Whether it fits, on the GPU and, where that is known, in the node's memory; it must need less of that where that ran out."""
-        return self.answer == "fits" and host.holds(self.setup, self.profile) and (self.scarce == "gpu" or self.helps)
+        """Whether it fits, on the GPU and, where that is known, in the node's memory; it must help where the job fits without it, or where that memory ran out."""
+        return self.answer == "fits" and (self.helps or self.scarce == "gpu" and not self.fitted)
 
     @property
     def helps(self) -> bool:
         """Whether the peak falls by more than a hundredth, or the node's memory then holds the job; where host memory ran out, whether a node needs that much less of it."""
         if self.scarce == "host":
-            return self.profile is not None and self.answer != "does not fit" and self.lowers_host
+            return self.profile is not None and self.gpu_answer != "does not fit" and self.lowers_host
         return self.spares_host or self.profile is not None and self.saved_bytes > _LITTLE * (self.profile.peak.allocated_bytes + self.saved_bytes)
 
     @property
@@ -154,6 +163,7 @@ def _tried(setup: Setup, before: Profile, scarce: Literal["gpu", "host"], once: 
         profile=profile, saved_bytes=before.peak.allocated_bytes - profile.peak.allocated_bytes if profile else 0,
         saved_host_bytes=before.host.per_node_bytes - profile.host.per_node_bytes if profile else 0,
         spares_host=profile is not None and host.holds(changed, profile) and not host.holds(setup, before), scarce=scarce,
+        fitted=before.verdict.answer == "fits",
     )
     return _worded(fix, before, why)
 
@@ -164,19 +174,21 @@ def _worded(fix: Fix, before: Profile, why: str) -> Fix:
     if fix.scarce == "host":
         return replace(fix, text=" ".join([_worded_of_host(fix, before), *_unfollowed(fix, before)]))
     now, was = fix.profile.peak.allocated_bytes, before.peak.allocated_bytes
-    ending = {"fits": "; fits", "tight": "; is tight", "does not fit": "; still does not fit", None: ""}[fix.answer] + _on_host(fix, before)
+    held = host.holds(fix.setup, fix.profile)
+    fits = "; fits" if held else "; fits the GPU"
+    ending = {"fits": fits, "tight": "; is tight", "does not fit": "; still does not fit", None: ""}[fix.gpu_answer] + _on_host(fix, before)
     if fix.helps or fix.solves and before.verdict.answer != "fits":
         text = f"{human(was)} → {human(now)} at the peak{ending}."
     else:
         more = f"takes {human(-fix.saved_bytes)} more" if fix.saved_bytes < 0 else f"frees {human(fix.saved_bytes)} of {human(was)} at the peak"
-        text = f"Does not help: it {more}{ending.replace('; ', ', and ', 1) if fix.answer else ending}."
+        text = f"Does not help: it {more}{ending.replace('; ', ', and ', 1) if fix.gpu_answer else ending}."
     return replace(fix, text=" ".join([text, *_unfollowed(fix, before)]))
 
 
 def _worded_of_host(fix: Fix, before: Profile) -> str:
     now, was = fix.profile.host.per_node_bytes, before.host.per_node_bytes
     peak = f"{human(fix.profile.peak.allocated_bytes)} at the peak"
-    on_gpu = {"fits": f"fits the GPU with {peak}", "tight": f"is tight on the GPU with {peak}", "does not fit": f"does not fit the GPU with {peak}", None: peak}[fix.answer]
+    on_gpu = {"fits": f"fits the GPU with {peak}", "tight": f"is tight on the GPU with {peak}", "does not fit": f"does not fit the GPU with {peak}", None: peak}[fix.gpu_answer]
     ending = f"; {on_gpu}{_not_held(fix)}."
     if fix.helps:
         return f"{human(was)} → {human(now)} of host memory per node{ending}"
@@ -189,13 +201,15 @@ def _on_host(fix: Fix, before: Profile) -> str:
     """What it takes of the host more or less, and whether a node has that."""
     more = fix.profile.host.peak_bytes - before.host.peak_bytes
     said = f"; {human(abs(more))} {'more' if more > 0 else 'less'} host memory per process" if abs(more) > _MUCH_HOST else ""
+    if said and more > 0 and min(fix.setup.world_size, fix.setup.gpus_per_node) > 1:
+        said += f", {human(fix.profile.host.per_node_bytes)} a node"
     return said + _not_held(fix)
 
 
 def _not_held(fix: Fix) -> str:
     if host.holds(fix.setup, fix.profile):
         return ""
-    return f"; the node's {fix.setup.host_ram_gib:g} GiB would not hold the {human(fix.profile.host.per_node_bytes)} of its processes"
+    return f"; but the node's {fix.setup.host_ram_gib:g} GiB would not hold the {human(fix.profile.host.per_node_bytes)} of its processes"
 
 
 def _unfollowed(fix: Fix, before: Profile) -> list[str]:

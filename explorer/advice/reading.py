@@ -85,7 +85,7 @@ def _by_situation(m: Message) -> Iterator[Remark]:
     elif what == "too little together":
         yield Remark(id="not-fragmentation", severity="note", key="reserved", text=f"Fragmentation is not the cause of this request: {_sum(m)}, less than the {asked} asked for. max_split_size_mb and expandable_segments cannot help it.")
     elif what in ("fragments", "maybe fragments"):
-        yield _fragments(m, asked, what == "fragments")
+        yield fragments(m, remedy(m))
 
 
 def _limit(m: Message) -> Remark:
@@ -99,15 +99,18 @@ def _sum(m: Message) -> str:
     return f"{human(m.cached_bytes)} cached and {human(m.free.bytes)} free are {human(together(m).bytes)}"
 
 
-def _fragments(m: Message, asked: str, surely: bool) -> Remark:
-    """Fragmentation explains a full card only where much is cached; else it is one request that it keeps out."""
-    enough = "would have been enough" if surely else "may just have been enough"
+def fragments(m: Message, cure: str) -> Remark:
+    """Fragmentation explains a full card only where much is cached; else it is one request that it keeps out.
+
+    Of a message whose cached and free memory together hold the request. `cure`: a sentence on what may let it through, or that nothing does.
+    """
+    asked = human(m.requested.bytes)
+    enough = "would have been enough" if situation(m) == "fragments" else "may just have been enough"
     share = m.cached_bytes / m.capacity.bytes if m.capacity is not None and m.capacity.bytes else None
-    most = f"It gives {human(m.cached_bytes)} at most, and nothing towards the next larger batch."
     if share is not None and share <= LITTLE:
-        text = f"{_sum(m)}, which {enough} for {asked} in one piece. But the cache is only {share:.1%} of the card, and {human(m.allocated.bytes)} are in use by tensors: fragmentation kept out this one request, and is not why the card is full. {remedy(m)} {most}"
+        text = f"{_sum(m)}, which {enough} for {asked} in one piece. But the cache is only {share:.1%} of the card, and {human(m.allocated.bytes)} are in use by tensors: fragmentation kept out this one request, and is not why the card is full. {cure}"
     else:
-        text = f"Fragmentation explains this one request: {_sum(m)}, which {enough} for {asked} in one piece. {remedy(m)} {most}"
+        text = f"Fragmentation explains this one request: {_sum(m)}, which {enough} for {asked} in one piece. {cure}"
     return Remark(id="fragmentation", severity="hint", key="reserved", text=text)
 
 

@@ -21,7 +21,7 @@ def remaining(profile: Profile, message: Message) -> Remark:
     """The explanations that the message's numbers leave. `profile` fits."""
     spare = human(profile.verdict.headroom_bytes) if profile.verdict.headroom_bytes is not None else "room"
     found = [*_explanations(profile, message)]
-    text = f"By the estimate this job fits, with {spare} to spare, though the message says that memory ran out; so there is nothing to change in it as it is said here. What remains: "
+    text = f"By the estimate this job fits, with {spare} to spare, though the message says that memory ran out. What can explain it: "
     return Remark(id="fits-here", severity="cause", key="", text=text + "; ".join(f"({n}) {said}" for n, said in enumerate(found, 1)) + ".")
 
 
