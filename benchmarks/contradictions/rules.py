@@ -49,7 +49,7 @@ def _allocator(c: Consultation) -> Iterator[str]:
         for option in (_OPTIONS[part] for part in fix.id.split("+") if part in _OPTIONS):
             if fix.helps or fix.solves:
                 advised[option] = f"the fix {fix.text}"
-            elif "+" not in fix.id and option in advised and fix.answer != "fits":
+            elif "+" not in fix.id and option in advised and fix.answer != "fits" and "not on the host" not in advised[option]:
                 yield f"{advised[option]!r} beside the fix {fix.text!r}"
     if advised and against:
         yield f"{[*advised.values()][0]!r} against {against[0]!r}"
@@ -75,8 +75,6 @@ def _fixes(c: Consultation) -> Iterator[str]:
             yield f"{fix.id} is a solution: {fix.text!r}"
         if (cannot := _of(c, "offload-cannot-help")) and fix.id in _STATES and fix.solves:
             yield f"{cannot.text!r} beside {fix.id}: {fix.text!r}"
-        if (states := _of(c, "states-dominate")) and fix.id == "smaller-micro-batch" and fix.solves and "a smaller batch does not" in states.text:
-            yield f"{states.text!r} beside {fix.id}: {fix.text!r}"
     if _of(c, "fits-here") and c.fixes:
         yield f"nothing to change, and {len(c.fixes)} fixes"
 

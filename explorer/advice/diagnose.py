@@ -68,7 +68,7 @@ def _offload(profile: Profile, settings: Settings) -> Iterator[Remark]:
     if movable < needed:
         yield Remark(id="offload-cannot-help", severity="cause", key="zero_optimization", text=f"Offload and higher stages can free at most {human(movable)} of {human(peak)} here ({parts or 'no weights or states are left on the GPU'}), and {human(needed)} too much is asked for: no setting of them makes this job fit.")
     elif movable > peak // 2:
-        yield Remark(id="states-dominate", severity="cause", key="zero_optimization", text=f"{human(movable)} of {human(peak)} do not depend on the batch ({parts}): more GPUs, a higher stage or offload divide or move them; a smaller batch does not.")
+        yield Remark(id="states-dominate", severity="cause", key="zero_optimization", text=f"{human(movable)} of {human(peak)} do not depend on the batch ({parts}). More GPUs, a higher stage or offload divide or move them.")
 
 
 def _short(profile: Profile) -> int | None:

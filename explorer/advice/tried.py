@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from explorer.advice import changes, reading
 from explorer.advice.backends import backend, is_old
+from explorer.advice.host import holds
 from explorer.advice.message import Message
 from explorer.advice.remarks import Remark
 from explorer.errors import BadInput, CouldNotRun
@@ -38,7 +39,8 @@ def _cure(setup: Setup, profile: Profile, message: Message) -> Iterator[str]:
         answer = _answer(setup, name)
         if answer == "fits":
             value, needs = ("True", " (PyTorch 2.1 or later)" if is_old(message) else "") if name == "expandable_segments" else (SPLIT_MB, "")
-            yield f"{of.variable}={name}:{value} may let it through{needs}: by the estimate this job fits with it."
+            host_is_short = "" if holds(setup, profile) else " on the GPU, though not on the host"
+            yield f"{of.variable}={name}:{value} may let it through{needs}: by the estimate this job fits with it{host_is_short}."
             break
     else:
         yield f"That is no way out: by the estimate this job, {human(profile.peak.allocated_bytes)} at the peak, does not fit with {' or '.join(options)} either. Change the job."

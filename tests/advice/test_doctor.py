@@ -105,8 +105,8 @@ def test_a_smaller_batch_comes_with_a_word_on_the_loss(seed):
 
 def test_fragmentation_is_weighed_by_its_numbers(seed):
     text = said(seed)["fragmentation"].text
-    assert "4.07 GiB cached and 5.90 GiB free" in text and "nothing towards the next larger batch" in text
-    assert "2.1" in text  # the person has PyTorch 1.13
+    assert "4.07 GiB cached and 5.90 GiB free" in text
+    assert "That is no way out" in text and "does not fit with expandable_segments or max_split_size_mb either" in text
     assert fixes(seed)["max-split-size"].answer == "does not fit"
 
 
@@ -349,7 +349,7 @@ def test_more_offload_is_not_offered_where_everything_is_offloaded():
 def test_the_host_that_offload_fills():
     """dolly#111: 2.8e9 parameters × 16 to 18 bytes on a host of 32 GB is killed; here its neighbour of 3.2e9."""
     setup = Setup(model="meta-llama/Llama-3.2-3B", micro_batch=1, sequence=512, gpu="RTX 3090", host_ram_gib=32, deepspeed=bf16(2, offload_optimizer={"device": "cpu"}))
-    consultation = doctor(MESSAGES[49].replace("'gpt2'", "'meta-llama/Llama-3.2-3B'"), setup)
+    consultation = doctor(MESSAGES[49].replace("'gpt2'", "'meta-llama/Llama-3.2-3B'").replace("'--deepspeed', 'configs/ds_config_zero3.json', ", ""), setup)
     assert consultation.message.kind == "host"
     assert said(consultation)["host-killed"].severity == "cause"
     assert said(consultation)["host-too-small"].severity == "cause"

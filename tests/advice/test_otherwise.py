@@ -133,7 +133,7 @@ HIP = "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 512.00 MiB. 
     (HIP.replace("HIP", "CUDA"), "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", "max_split"),
 ])
 def test_each_backend_gets_its_own_variable(text, variable, not_said):
-    found = doctor(text, Setup(model="gpt2-large", micro_batch=64, sequence=1024, gpu="A100-80GB", deepspeed={}))
+    found = doctor(text)
     said = {r.id: r.text for r in found.remarks}
     assert variable in said["fragmentation"] and not_said not in said["fragmentation"]
     if "HIP out" in text or "XPU out" in text:

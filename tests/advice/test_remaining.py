@@ -34,7 +34,7 @@ def test_what_the_numbers_leave_is_said_and_nothing_is_to_be_changed(text, first
     found = consult(GPT2, read(""), read_message(text), batch_known=True)
     said = {r.id: r for r in found.remarks}["fits-here"]
     assert found.profile.verdict.answer == "fits" and found.fixes == () and said.severity == "cause"
-    assert f"What remains: (1) {first}" in said.text and never not in said.text
+    assert f"What can explain it: (1) {first}" in said.text and never not in said.text
     assert f"with {human(found.profile.verdict.headroom_bytes)} to spare" in said.text
 
 
